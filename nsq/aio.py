@@ -29,13 +29,7 @@ from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageEr
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer import producer as threads_producer
-from nsq.producer.publishes import (
-    Defer,
-    PublishFuture,
-    PublishOptions,
-    checked_timeout,
-    with_options_shown,
-)
+from nsq.producer.publishes import Defer, PublishFuture, PublishOptions, checked_timeout, with_options_shown
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.stop_signals import StopSignals
 from nsq.threads.waiters import start_thread
@@ -47,19 +41,14 @@ T = TypeVar("T")
 
 AsyncHandler = Callable[[Message], Coroutine[Any, Any, Any]]
 AroundAsyncHandler = Callable[[AsyncHandler], AsyncHandler]
-#: The end of a publish: its error, or None. An error is no exception of the future: asyncio would complain
-#: of one that no task takes, as its task was cancelled.
-Ended = asyncio.Future[Exception | None]
 
 #: Messages that a consumer hands out before it lets other tasks run.
 _IN_A_ROW = 50
-#: Of a stop's time, the part kept for cancelled handlers to give their messages back: this share, and at most
-#: so many seconds.
+#: The part of a stop's time kept for cancelled handlers to give messages back: this share, at most so long.
 _CANCEL_SHARE, _CANCEL_SECONDS = 0.2, 2.0
 #: Seconds that a stop leaves to cancelled handlers even when its time is up.
 _LEAST_TO_CANCEL = 0.1
-#: Seconds until a handler's task that was cancelled is replaced. A loop that ends cancels all tasks, and is
-#: closed by then.
+#: Seconds until a cancelled task of a handler is replaced. A loop that ends cancels all, and is closed then.
 _REPLACE_SECONDS = 0.05
 #: Seconds until a publish ends that has just got room; it may not be zero.
 _LEAST_TIMEOUT = 0.001
@@ -74,12 +63,12 @@ class _FromThreads(Generic[T]):
         self._deliver = deliver
         self._requested = False
 
-    def put(self, item: T) -> None:
-        """Raises RuntimeError if the loop is closed."""
+    def put(self, item: T) -> bool:
         self.items.append(item)
-        self.wake()
+        return self.wake()
 
-    def wake(self) -> None:
+    def wake(self) -> bool:
+        """Return whether the loop is there: not if it is closed."""
         # After the item is in ``items``: if we see a request, ``_run`` has not looked at them yet.
         if not self._requested:
             self._requested = True
@@ -87,9 +76,12 @@ class _FromThreads(Generic[T]):
                 self.loop.call_soon_threadsafe(self._run)
             except RuntimeError:
                 self._requested = False
-                raise
+                return False
+        return True
 
     release = wake  # among Waiters
+
+    def abandon(self) -> None: ...  # of a Watch
 
     def _run(self) -> None:
         self._requested = False
@@ -100,7 +92,7 @@ async def _on_own_thread(name: str, call: Callable[[], T]) -> T:
     """Run a call that blocks. Not on asyncio's threads: the program may keep all of them busy."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[T] = loop.create_future()
-    run_in_context = contextvars.copy_context().run
+    context = contextvars.copy_context()
 
     def end(set_end: Callable[[Any], None], value: object) -> None:
         with suppress(RuntimeError):  # the loop is closed
@@ -108,11 +100,9 @@ async def _on_own_thread(name: str, call: Callable[[], T]) -> T:
 
     def run() -> None:
         try:
-            result = run_in_context(call)
+            end(ended.set_result, context.run(call))
         except BaseException as error:
             end(ended.set_exception, error)
-        else:
-            end(ended.set_result, result)
 
     start_thread(run, name, partial(end, ended.set_exception))
     return await ended
@@ -124,20 +114,16 @@ async def _on_own_thread(name: str, call: Callable[[], T]) -> T:
 class _Result:
     """Waits for the end of a publish, and passes it to the loop."""
 
-    __slots__ = ("_results", "deadline", "ended", "publish")
+    __slots__ = ("deadline", "ended", "publish", "results")
 
     def __init__(self, results: _FromThreads[_Result], publish: PublishFuture, deadline: float) -> None:
-        self._results = results
-        self.publish = publish
-        self.deadline = deadline
-        self.ended: Ended = results.loop.create_future()
+        self.results, self.publish, self.deadline = results, publish, deadline
+        # Its error, or None. Not as an exception: asyncio would complain of one that a cancelled task leaves.
+        self.ended: asyncio.Future[Exception | None] = results.loop.create_future()
 
     def release(self) -> None:
         """Called by the thread that ends the publish."""
-        try:
-            self._results.put(self)
-        except RuntimeError:
-            log.debug("the event loop of %r is closed", self.publish)
+        self.results.put(self)
 
     def end_without_room(self) -> None:
         """Called at the deadline of a publish that still waits for room."""
@@ -198,12 +184,14 @@ class Producer:
             return await self._send(publish, timeout)
 
     async def _send(self, publish: PublishFuture, timeout: float | None) -> Published:
-        results = self._own_results()
-        default = self.producer.config.publish_timeout
-        seconds = default if timeout is None else checked_timeout(timeout, default)
-        result = _Result(results, publish, time.monotonic() + seconds)
+        seconds = checked_timeout(timeout, self.producer.config.publish_timeout)
+        result = _Result(self._own_results(), publish, time.monotonic() + seconds)
         if self._queue or not self._try(result, seconds):
-            self._wait_for_room(result, results)
+            if not self._queue:  # while any is queued, ``_deliver`` is called when there may be room
+                self.producer.room.add(result.results)
+                result.results.wake()  # room may have come before the line above
+            self._queue[result] = result.results.loop.call_later(seconds, result.end_without_room)
+            result.ended.add_done_callback(lambda _: self._leave_queue(result))
         try:
             error = await result.ended
         except asyncio.CancelledError:
@@ -238,19 +226,7 @@ class Producer:
             result = items.popleft()
             if not result.ended.done():  # else its task was cancelled, or it came twice
                 result.ended.set_result(result.publish.error)
-        self._send_waiting()
-
-    def _wait_for_room(self, result: _Result, results: _FromThreads[_Result]) -> None:
-        """Queue a publish. While any is queued, ``_deliver`` is called when there may be room."""
-        if not self._queue:
-            self.producer.room.add(results)
-            results.wake()  # room may have come before the line above
-        seconds = max(0.0, result.deadline - time.monotonic())
-        self._queue[result] = results.loop.call_later(seconds, result.end_without_room)
-        result.ended.add_done_callback(lambda _: self._leave_queue(result))
-
-    def _send_waiting(self) -> None:
-        """Send the publishes that wait for room, in order, as far as there is room now."""
+        # Send the publishes that wait for room, in order, as far as there is room now.
         while self._queue:
             result = next(iter(self._queue))
             if not result.ended.done():
@@ -265,8 +241,8 @@ class Producer:
         timer = self._queue.pop(result, None)
         if timer is not None:
             timer.cancel()
-        if not self._queue and self._results is not None:
-            self.producer.room.remove(self._results)
+        if not self._queue:
+            self.producer.room.remove(result.results)
 
     async def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until nsqd has answered all publishes so far, as ``nsq.Producer.flush`` does."""
@@ -287,16 +263,6 @@ class Producer:
 
 
 # Consuming.
-
-
-class _EndWatch(_FromThreads[None]):
-    """Wakes the loop when the consumer stops, or when every nsqd refuses the subscription."""
-
-    def wake(self) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            super().wake()
-
-    def abandon(self) -> None: ...
 
 
 class Consumer:
@@ -339,7 +305,6 @@ class Consumer:
         self._handlers: list[tuple[AsyncHandler, int, Exceptions]] = []
         self._workers: set[asyncio.Task[None]] = set()
         self._messages: _FromThreads[Message] | None = None
-        self._end: _EndWatch | None = None
         self._takers: deque[asyncio.Future[None]] = deque()
         self._taken = 0
         self._ended = asyncio.Event()
@@ -380,21 +345,19 @@ class Consumer:
                 if result is not None:
                     check_result(result)
                 succeeded = True
-                if not message.responded:
-                    with suppress(AlreadyResponded):
-                        message.finish()
+                with suppress(AlreadyResponded):  # by the handler, or it has timed out
+                    message.finish()
             except asyncio.CancelledError:
                 _give_back(message)
                 if task is not None and task.cancelling():
                     raise
-                continue  # the handler has cancelled something of its own
+                # Else the handler has cancelled something of its own.
             except (KeyboardInterrupt, SystemExit):
                 _give_back(message)
                 raise
             except BaseException as error:
-                for each in self._pool.failed([message], error, no_backoff, handed_over=True):
-                    await self._on_thread("give-up", partial(self._pool.give_up, each))
-                continue
+                if given_up := self._pool.failed([message], error, no_backoff):
+                    await _on_own_thread(f"{self._name}-give-up", partial(self._pool.give_up, given_up))
             finally:
                 self._pool.ended(id(task), [message], succeeded)
 
@@ -415,45 +378,31 @@ class Consumer:
         self._workers.add(worker)
         worker.add_done_callback(ended)
 
-    async def _on_thread(self, job: str, call: Callable[[], T]) -> T:
-        return await _on_own_thread(f"{self._name}-{job}", call)
-
     # Messages: from the handler thread to the loop.
 
     def _take_over(self, message: Message) -> None:
         """Pass a message to the loop. Runs on the consumer's handler thread."""
-        messages = self._messages
+        messages, pool = self._messages, self._pool
         assert messages is not None
+        assert pool is not None
         message.disable_auto_response()
         message.begun_at = 0.0  # it only begins to wait for a task
-        self._drop_expired(messages.items)
-        try:
-            messages.put(message)
-        except RuntimeError:  # the loop was closed before the consumer was stopped
+        # Drop what timed out before it was taken: nsqd delivers it again, and that is no attempt.
+        with suppress(IndexError):
+            while _is_late(oldest := messages.items.popleft()):
+                pool.expire(oldest)
+            messages.items.appendleft(oldest)
+        if not messages.put(message):  # the loop was closed before the consumer was stopped
             self._returns = True
             self.consumer.stop()  # only asks for it here
         if self._returns:
             self._return_waiting()
 
-    def _drop_expired(self, items: deque[Message]) -> None:
-        """Drop messages that timed out before they were taken: nsqd delivers them again, and their attempts
-        do not count towards max_attempts. Runs on the handler thread, before another message is put.
-        """
-        assert self._pool is not None
-        with suppress(IndexError):
-            while _is_late(oldest := items.popleft()):
-                self._pool.expire(oldest)
-            items.appendleft(oldest)
-
     def _return_waiting(self) -> None:
         """Requeue what waits to be taken. Any thread."""
-        messages = self._messages
-        while messages is not None:
-            try:
-                message = messages.items.popleft()
-            except IndexError:
-                return
-            _give_back(message)
+        with suppress(IndexError):
+            while self._messages is not None:
+                _give_back(self._messages.items.popleft())
 
     def _wake_takers(self) -> None:
         """Wake a taker for each message that waits; at the end, all of them."""
@@ -511,9 +460,7 @@ class Consumer:
         such as Unauthorized, if every nsqd refuses the subscription.
         """
         if self._handlers:
-            raise UsageError(
-                f"{self!r} has handlers, which take all its messages: it cannot be iterated over"
-            )
+            raise UsageError(f"{self!r} has handlers, which take all messages: it cannot be iterated over")
         message = await self._take()
         if message is not None:
             message.begun_at = time.monotonic()
@@ -530,12 +477,11 @@ class Consumer:
         if self._messages is not None:
             raise Closed(f"{self!r} cannot be started again: make a new one")
         self._messages = _FromThreads(loop, self._wake_takers)
-        self._end = _EndWatch(loop, self._look_for_end)
-        self.consumer.wake_at_end(self._end)
+        self.consumer.wake_at_end(_FromThreads(loop, self._look_for_end))
         tasks = sum(concurrency for _, concurrency, _ in self._handlers) or 1
         self._pool = self.consumer.hand_over(self._take_over, tasks)
         try:
-            await self._on_thread("start", self.consumer.start)
+            await _on_own_thread(f"{self._name}-start", self.consumer.start)
         except asyncio.CancelledError:
             self.consumer.request_stop(0.0)  # the thread starts it all the same
             raise
@@ -560,7 +506,8 @@ class Consumer:
 
     async def _stop(self, timeout: float) -> StopReport:
         deadline = time.monotonic() + timeout
-        stopping = asyncio.ensure_future(self._on_thread("stop", partial(self._stop_in_thread, timeout)))
+        call = partial(self._stop_in_thread, timeout)
+        stopping = asyncio.ensure_future(_on_own_thread(f"{self._name}-stop", call))
         try:
             reserved = min(_CANCEL_SECONDS, _CANCEL_SHARE * timeout)
             await asyncio.wait({stopping}, timeout=timeout - reserved)
@@ -577,9 +524,7 @@ class Consumer:
         self.consumer.pause()
         self._returns = True
         self._return_waiting()
-        if self._end is not None:
-            self._end.wake()
-        return self.consumer.stop(max(0.0, deadline - time.monotonic()))
+        return self.consumer.stop(max(0.0, deadline - time.monotonic()))  # which wakes ``_look_for_end``
 
     async def run(self, timeout: float = 30.0) -> StopReport:
         """Start, and stop at SIGTERM or SIGINT, within ``timeout``. Another signal, more than a second later,
@@ -641,8 +586,7 @@ def _is_late(message: Message) -> bool:
 def _give_back(message: Message) -> None:
     """Requeue a message that was not handled, unless it has an answer."""
     with suppress(AlreadyResponded):
-        if not message.responded:
-            message.requeue(0.0, backoff=False)
+        message.requeue(0.0, backoff=False)
 
 
 @contextmanager

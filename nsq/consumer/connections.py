@@ -15,14 +15,13 @@ import random
 import time
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import ParamSpec
+from typing import TYPE_CHECKING, ParamSpec
 
 from nsq.config import EXPONENTIAL, FULL_JITTER, LINEAR, Config, RequeueStrategy
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import Key
 from nsq.connection.handshake import describe
-from nsq.consumer.decisions import requeue_delay, slowness
-from nsq.consumer.dialect import Dialect
+from nsq.consumer.decisions import slowness
 from nsq.consumer.handlers import HandlerPool
 from nsq.consumer.rdy import Backoff, Outcome, Strategy, exponential
 from nsq.consumer.reports import Reporter, added
@@ -30,6 +29,9 @@ from nsq.errors import ConfigError, NsqError, ServerError
 from nsq.log import Logger
 from nsq.message import Message, begun
 from nsq.threads.owner import Owner
+
+if TYPE_CHECKING:
+    from nsq.consumer.engine import Dialect
 
 log = Logger("nsq.consumer")
 
@@ -54,9 +56,7 @@ _PATIENCE = 5.0
 
 class Connections(ConnDelegate):
     """The table of open connections, their windows, and the delegate of them all. The owner calls the
-    methods, except where noted.
-
-    ``closed`` is called by the owner when a connection has ended, with the cause.
+    methods, except where noted. It calls ``closed`` when a connection has ended, with the cause.
     """
 
     def __init__(
@@ -75,14 +75,11 @@ class Connections(ConnDelegate):
             config.low_rdy_idle_timeout,
             config.low_rdy_timeout,
         )
+        # The connections, and the totals of ended ones: received, finished, requeued, timed out. Any thread
+        # reads it: it is swapped, never changed.
         self.table_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
-        """The connections, and the totals of ended ones: received, finished, requeued, timed out. Swapped,
-        never changed, as any thread reads it.
-        """
-        self.stopping = False
-        """Whether no connection is added any more."""
-        self.max_in_flight_given = config.max_in_flight is not None
-        """Whether max_in_flight is the user's. Otherwise it follows from the handlers."""
+        self.stopping = False  # no connection is added any more
+        self.max_in_flight_given = config.max_in_flight is not None  # else it follows from the handlers
         self._config, self._owner, self._pool = config, owner, pool
         self._put, self._expects = dialect.put, dialect.expects
         self._reporter, self._hooks, self._hooked = reporter, reporter.hooks, reporter.hooked
@@ -127,13 +124,12 @@ class Connections(ConnDelegate):
             self._owner.do(self.decide, time.monotonic() + _PATIENCE, lambda: self.stopping)
 
     def follow_handlers(self) -> None:
-        """Take from the handlers what follows from how many there are."""
+        """Set what follows from the number of handlers."""
         if not self.max_in_flight_given:
             self.windows.max_in_flight = self._pool.at_once * _IN_FLIGHT_PER_HANDLER
-        self.windows.backoff.share.set_at_once(self._pool.calls_at_once)
+        self.windows.backoff.set_at_once(self._pool.calls_at_once)
 
     def _request_decision(self) -> None:
-        """Have the owner check soon whether windows change."""
         if not self._decision_due:
             self._decision_due = True
             self._owner.wake()
@@ -161,7 +157,7 @@ class Connections(ConnDelegate):
     @property
     def failure_share(self) -> float:
         """The share of failures among the last calls of handlers."""
-        return self.windows.backoff.share.after(max(0, self._count_successes() - self._successes))
+        return self.windows.backoff.share_after(max(0, self._count_successes() - self._successes))
 
     # Connections come and go.
 
@@ -184,7 +180,7 @@ class Connections(ConnDelegate):
         self.table_and_totals = {**table, conn.key: conn}, gone
         # Before the loops run: hooks must hear of a connection's beginning before its end.
         self._reporter.tell(self._hooks.connected, conn.address)
-        self._log(logging.INFO, "%s: connected to nsqd %s", conn.address, address=conn.address)
+        self._reporter.log(logging.INFO, "%s: connected to nsqd %s", conn.address, address=conn.address)
 
     def send_cls(self, conns: Iterable[Conn]) -> None:
         """Ask nsqds to send no more messages. Each connection ends once its last message is answered."""
@@ -206,10 +202,10 @@ class Connections(ConnDelegate):
         self.decide()
         address = conn.address
         if cause is None:
-            self._log(logging.INFO, "%s: connection to nsqd %s closed", address, address=address)
+            self._reporter.log(logging.INFO, "%s: connection to nsqd %s closed", address, address=address)
         else:
             reason = describe(address, cause)
-            self._log(logging.WARNING, "%s: connection lost: %s", reason, address=address)
+            self._reporter.log(logging.WARNING, "%s: connection lost: %s", reason, address=address)
         self._reporter.tell(self._hooks.disconnected, address, cause)
 
     def abandon(self) -> None:
@@ -235,7 +231,7 @@ class Connections(ConnDelegate):
         if self._expects(error):
             return
         level = logging.ERROR if error.fatal else logging.WARNING
-        self._log(level, "%s: nsqd %s: %s", conn.address, error, address=conn.address)
+        self._reporter.log(level, "%s: nsqd %s: %s", conn.address, error, address=conn.address)
         self._reporter.tell(self._hooks.server_error, conn.address, error)
 
     def on_heartbeat(self, conn: Conn) -> None:
@@ -248,6 +244,7 @@ class Connections(ConnDelegate):
         return self._hooked or self.windows.backoff.level > 0 or self.windows.below_target
 
     def on_finished(self, conn: Conn, message: Message, success: bool) -> bool:
+        # The hot path: no calls.
         if self._hooked:
             self._reporter.tell(self._hooks.finished, message)
         windows = self.windows
@@ -270,7 +267,8 @@ class Connections(ConnDelegate):
         return False
 
     def requeue_delay(self, attempts: int, error: BaseException | None = None) -> float:
-        return requeue_delay(self._requeue_strategy(attempts, error), self._config, random.random())
+        jitter = 1 + self._config.requeue_jitter * random.random()
+        return min(jitter * self._requeue_strategy(attempts, error), self._config.max_requeue_delay)
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
         fields = self._pool.fields_of(message)
@@ -292,15 +290,12 @@ class Connections(ConnDelegate):
     def decide(self) -> None:
         """Send each nsqd its RDY, where that changes."""
         was_below_target = self.windows.below_target
-        self._send_rdy()
-        if self.windows.below_target and not was_below_target:
-            # Again: an answer given meanwhile did not see ``below_target``, and so requested no decision.
-            self._send_rdy()
-
-    def _send_rdy(self) -> None:
         for conn, rdy in self.windows.decide(time.monotonic(), self.in_flight()):
             assert isinstance(conn, Conn)
             conn.send_rdy(rdy)
+        if self.windows.below_target and not was_below_target:
+            # Again: an answer given meanwhile did not see ``below_target``, and so requested no decision.
+            self.decide()
 
     def _answer(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
         """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
@@ -316,41 +311,35 @@ class Connections(ConnDelegate):
             conn.put(answer)
         if (backoff.level, backoff.until) == before:
             self._tell_of_share(now)
+            return
+        if backoff.until is None:
+            self._reporter.log(logging.INFO, "%s: backing off is over")
         else:
-            if backoff.until is None:
-                self._log(logging.INFO, "%s: backing off is over")
-            else:
-                self._log(
-                    logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
-                    "%s: paused for %g s, then one message to try (backing off, step %d)",
-                    round(backoff.until - now, 3),
-                    backoff.level,
-                )
-            self._reporter.tell(self._hooks.backing_off, backoff.level)
+            level = logging.WARNING if outcome is Outcome.FAILURE else logging.INFO
+            text = "%s: paused for %g s, then one message to try (backing off, step %d)"
+            self._reporter.log(level, text, round(backoff.until - now, 3), backoff.level)
+        self._reporter.tell(self._hooks.backing_off, backoff.level)
 
     def _tell_of_share(self, now: float) -> None:
         """Log, once in a while, that handlers have failed too rarely for backing off."""
         backoff = self.windows.backoff
-        share, threshold = backoff.share, backoff.threshold
-        failed = round(share.value * share.window)
+        failed = round(backoff.failure_share * backoff.window)
         if failed and not backoff.level and now >= self._told_of_share_at + _SAY_AGAIN:
             self._told_of_share_at = now
             text = "%s: %d of the last %d calls of handlers failed; no backing off below %g %%"
-            self._log(logging.INFO, text, failed, share.window, 100 * threshold)
+            self._reporter.log(logging.INFO, text, failed, backoff.window, 100 * backoff.threshold)
 
     def _handlers_are_late(self) -> None:
         """Lower the handlers' limit: a message has timed out before its handler was done."""
         now, timeout, most = time.monotonic(), self._shortest_timeout(), self.windows.max_in_flight
         if self.windows.handled_late(now, timeout, len(self._pool)):
-            self._log(
-                logging.INFO if self._shrunk else logging.WARNING,
-                "%s: messages time out before their handlers are done. At most %d are taken at once from "
-                "now on, not max_in_flight (%d), until the handlers are quicker: give more threads, a longer "
-                "msg_timeout (now %g s), or a lower max_in_flight",
-                self.windows.allowed,
-                most,
-                timeout,
+            text = (
+                "%s: messages time out before their handlers are done. At most %d are taken at once from now "
+                "on, not max_in_flight (%d), until the handlers are quicker: give more threads, a longer "
+                "msg_timeout (now %g s), or a lower max_in_flight"
             )
+            level = logging.INFO if self._shrunk else logging.WARNING
+            self._reporter.log(level, text, self.windows.allowed, most, timeout)
             self._shrunk = True
             self.decide()
 
@@ -372,8 +361,7 @@ class Connections(ConnDelegate):
         now = time.monotonic()
         if now < self.next_tick():
             return
-        self._ticked_at = now
-        conns = list(self.table.values())
+        self._ticked_at, conns = now, list(self.table.values())
         self._touch(now)
         if not self._config.auto_touch:
             self._warn_of_slow_handlers(now)
@@ -386,9 +374,8 @@ class Connections(ConnDelegate):
             waiting = self._config.auto_touch  # a handler may take long with what is touched
             oldest = max((conn.deliveries.oldest(now, waiting=waiting) for conn in conns), default=0.0)
             if handling.relax(now, self._shortest_timeout(), self.windows.max_in_flight, oldest):
-                self._log(
-                    logging.INFO, "%s: the handlers are quick: at most %d messages now", self.windows.allowed
-                )
+                text = "%s: the handlers are quick: at most %d messages now"
+                self._reporter.log(logging.INFO, text, self.windows.allowed)
         self.windows.tick(now, self.in_flight())
         self.decide()
 
@@ -398,15 +385,13 @@ class Connections(ConnDelegate):
         """
         pool, auto_touch = self._pool, self._config.auto_touch
         touched = set(pool.kept.copy().values())
-        if auto_touch:
-            touched.update(pool.in_work())
-        if pool.rate.per_second > 0:  # what a thread has, and has not begun, waits for its turn
-            touched.update(each for each in pool.in_work() if not begun(each))
-        if touched or (auto_touch and pool.handed_over):
+        if auto_touch or pool.rate.per_second > 0:
+            # Without auto_touch what a thread has, and has not begun: it waits for its turn.
+            touched.update(each for each in pool.in_work() if auto_touch or not begun(each))
+        all_begun = auto_touch and pool.handed_over
+        if touched or all_begun:
             for conn in self.table.values():
-                conn.touch_expiring(
-                    now, lambda each: each in touched or (auto_touch and pool.handed_over and begun(each) > 0)
-                )
+                conn.touch_expiring(now, lambda each: each in touched or (all_begun and begun(each) > 0))
 
     def _warn_of_slow_handlers(self, now: float) -> None:
         """Warn, once in a while, of a handler that has used half of its message's time."""
@@ -421,36 +406,29 @@ class Connections(ConnDelegate):
             if late and answers and not message.responded:
                 self._warned_of_slowness_at = now
                 text = slowness(message, now, begun(message))
-                self._log(logging.WARNING, "%s: %s", text, address=message.nsqd_address)
+                self._reporter.log(logging.WARNING, "%s: %s", text, address=message.nsqd_address)
                 return
-
-    def _log(self, level: int, text: str, *values: object, address: str = "") -> None:
-        """Log a line that begins with the consumer's name."""
-        log.log(level, text, self._reporter.name, *values, extra=self._reporter.fields(address))
 
 
 def backoff_strategy(config: Config) -> Strategy:
     """Return the option ``backoff_strategy`` as a function."""
-    usual = exponential(config.backoff_multiplier)
-    strategy = config.backoff_strategy
-    if strategy == FULL_JITTER:
-        return exponential(config.backoff_multiplier, random.random)
-    return _guarded("backoff_strategy", strategy, usual, EXPONENTIAL) if callable(strategy) else usual
+    multiplier, given = config.backoff_multiplier, config.backoff_strategy
+    named = {EXPONENTIAL: exponential(multiplier), FULL_JITTER: exponential(multiplier, random.random)}
+    if isinstance(given, str):
+        return named[given]
+    return _guarded("backoff_strategy", given, named[EXPONENTIAL], EXPONENTIAL)
 
 
 def requeue_strategy(config: Config) -> RequeueStrategy:
     """Return the option ``requeue_strategy`` as a function."""
-    delay, strategy = config.default_requeue_delay, config.requeue_strategy
-
-    def linear(attempts: int, _: BaseException | None) -> float:
-        return delay * attempts
-
-    def doubled(attempts: int, _: BaseException | None) -> float:
-        return delay * 2.0 ** min(attempts - 1, 62)
-
-    if callable(strategy):
-        return _guarded("requeue_strategy", strategy, linear, LINEAR)
-    return doubled if strategy == EXPONENTIAL else linear
+    delay, given = config.default_requeue_delay, config.requeue_strategy
+    named: dict[str, RequeueStrategy] = {
+        LINEAR: lambda attempts, _: delay * attempts,
+        EXPONENTIAL: lambda attempts, _: delay * 2.0 ** min(attempts - 1, 62),
+    }
+    return (
+        named[given] if isinstance(given, str) else _guarded("requeue_strategy", given, named[LINEAR], LINEAR)
+    )
 
 
 def _guarded(

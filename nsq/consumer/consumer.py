@@ -12,20 +12,12 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpack, cast, overload
 
-from nsq.config import (
-    Config,
-    Options,
-    SignatureWithOptions,
-    check_rate,
-    checked_function,
-    checked_functions,
-)
+from nsq.config import Config, Options, SignatureWithOptions, check_rate, checked_function, checked_functions
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
-from nsq.consumer.engine import Engine, Watch
+from nsq.consumer.engine import Dialect, Engine, Watch
 from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler, surrounded
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport, health_of, stats_of
-from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, NsqError, UsageError
 from nsq.log import Logger
 from nsq.message import Message
@@ -38,7 +30,6 @@ from nsq.wire.names import check_channel, check_topic
 log = Logger("nsq.consumer")
 
 if TYPE_CHECKING:
-    from nsq.consumer.dialect import Dialect
     from nsq.partitioned.lanes import OnStuck
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -131,8 +122,10 @@ class Consumer:
         #: The channel of the topic.
         self.channel = check_channel(channel)
         given: dict[str, Any] = {**options}
-        special = {name: given.pop(name) for name in PartitionOptions.__annotations__ if name in given}
-        if special.get("ordered") and "max_attempts" in given:
+        # None and False mean not given.
+        special = {name: given.pop(name, None) for name in PartitionOptions.__annotations__}
+        special = {name: value for name, value in special.items() if value is not None and value is not False}
+        if "ordered" in special and "max_attempts" in given:
             raise ConfigError("max_attempts is given with ordered=True, which skips no message: use on_stuck")
         #: The options, with those that were given as keywords.
         self.config = Config.of(config, given)
@@ -146,11 +139,12 @@ class Consumer:
             "accept": checked_function("accept_addresses", accept_addresses),
         }
         checked_function("give_up", give_up)
+        self._check_addresses(special, **discovery)
         self._engine = Engine(
             subscription,
             self.config,
             discovery,
-            self._checked(special, discovery["nsqds"], discovery["nsqlookupds"]),
+            special,
             give_up_policy(subscription, self.config, transport, dead_letters, dead_letter_reasons, give_up),
             other_dialect=_partitioned_dialect,
             transport=transport,
@@ -162,20 +156,17 @@ class Consumer:
         self._warned_of_zero = False
         self._pid = os.getpid()
 
-    def _checked(
-        self, options: dict[str, Any], nsqds: Collection[str], nsqlookupds: Collection[str]
-    ) -> dict[str, Any]:
-        """Return those of the options that are given. Which NSQ this is shows later."""
+    def _check_addresses(
+        self, special: dict[str, Any], nsqds: Collection[str], nsqlookupds: Collection[str], **_: object
+    ) -> None:
+        """Check that the addresses suit the options for a partitioned NSQ. Which NSQ this is shows later."""
         if not nsqlookupds and not nsqds:
             raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
-        given = {name: value for name, value in options.items() if value is not None and value is not False}
-        if not nsqlookupds or self.config.cluster == "original":
-            for name in given:
-                reason = "cluster is 'original'" if nsqlookupds else "give nsqlookupd"
-                raise ConfigError(f"{name} needs a partitioned NSQ and its nsqlookupds: {reason}")
-        if given.get("ordered") and nsqds:
+        if special and (not nsqlookupds or self.config.cluster == "original"):
+            reason = "cluster is 'original'" if nsqlookupds else "give nsqlookupd"
+            raise ConfigError(f"{next(iter(special))} needs a partitioned NSQ and its nsqlookupds: {reason}")
+        if "ordered" in special and nsqds:
             raise ConfigError(f"nsqd is given with ordered=True: {_NO_NSQD}")
-        return given
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} {self._engine.state}>"
@@ -202,7 +193,7 @@ class Consumer:
         if threads is not None:
             checked_whole("threads", threads)
         self._refuse_started("add_handler")
-        self._engine.pool.add(self._surrounded(_function(handler)), threads, no_backoff)
+        self._engine.pool.add(self._surrounded(handler), threads, no_backoff)
         return self
 
     @overload
@@ -251,19 +242,20 @@ class Consumer:
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= _LONGEST_WAIT:
             raise ConfigError(f"wait is {wait!r}; it must be seconds, from 0 to {_LONGEST_WAIT:g}")
         self._refuse_started("add_batch_handler")
-        self._engine.pool.add_batch(self._surrounded(_function(handler)), size, wait, threads, no_backoff)
+        self._engine.pool.add_batch(self._surrounded(handler), size, wait, threads, no_backoff)
         return self
 
     def _surrounded(self, handler: H) -> H:
         """Return the function to call for a handler."""
+        if isinstance(handler, Consumer):
+            raise ConfigError(_not_a_function(handler))
         check_handler(handler)  # before another function stands in for it
         return cast(H, surrounded(handler, self._around_handler, check_handler))
 
     def hand_over(self, take: Handler, at_once: int) -> HandlerPool:
-        """Have ``take`` called with each message, on one thread, instead of a handler. Other code handles
-        them, as nsq.aio does: up to ``at_once`` at the same time. auto_touch touches those that have begun,
-        until they are answered. Return the pool, which has the answers for messages that fail or come too
-        late.
+        """Have ``take`` called with each message, on one thread: other code handles up to ``at_once`` of them
+        at a time, as nsq.aio does. auto_touch touches those that have begun, until they are answered. Return
+        the pool, which has the answers for messages that fail or come too late.
         """
         self._refuse_started("hand_over")
         self._engine.pool.handed_over = True
@@ -273,9 +265,8 @@ class Consumer:
     def set_threads(self, threads: int) -> None:
         """Set the threads of each handler that was added without a number. Call it before the start."""
         engine = self._own_engine
-        checked_whole("threads", threads)
         self._refuse_started("set_threads")
-        engine.pool.threads_each = threads
+        engine.pool.threads_each = checked_whole("threads", threads)
 
     def _refuse_started(self, what: str) -> None:
         if self._engine.state != "new":
@@ -289,32 +280,26 @@ class Consumer:
         if self._engine.state != "new":
             raise Closed(f"{self!r} cannot be started again: make a new one")
         engine.connections.follow_handlers()
-        self._warn_of_idleness()
-        engine.start()
-        return self
-
-    def _warn_of_idleness(self) -> None:
-        """Warn of settings that are probably a mistake and would only show as slowness."""
-        allowed, wanted = self._engine.connections.windows.max_in_flight, self._engine.pool.at_once
+        # Warn of settings that are probably a mistake and would only show as slowness.
+        allowed, wanted = engine.connections.windows.max_in_flight, engine.pool.at_once
         if not wanted:
             log.warning("%r has no handler: add one before it starts", self)
         elif 0 < allowed < wanted:
-            log.warning(
-                "%r: max_in_flight is %d, but its handlers could work on %d messages at once: some stay idle",
-                self,
-                allowed,
-                wanted,
+            text = (
+                "%r: max_in_flight is %d, but its handlers could work on %d messages at once: some stay idle"
             )
+            log.warning(text, self, allowed, wanted)
         else:
             self._warn_of_zero()
+        engine.start()
+        return self
 
     def _warn_of_zero(self) -> None:
         windows = self._engine.connections.windows
         if windows.max_in_flight == 0 and not windows.paused and not self._warned_of_zero:
             self._warned_of_zero = True
-            log.warning(
-                "%r: max_in_flight is 0, so that no message comes: use pause() if that is meant", self
-            )
+            text = "%r: max_in_flight is 0, so that no message comes: use pause() if that is meant"
+            log.warning(text, self)
 
     def stop(self, timeout: float = 30.0) -> StopReport:
         """Take no more messages, let handlers finish theirs, then disconnect.
@@ -337,8 +322,8 @@ class Consumer:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the consumer has stopped; return whether it has within ``timeout``."""
-        engine = self._own_engine
         deadline = math.inf if timeout is None else time.monotonic() + checked_seconds(timeout)
+        engine = self._own_engine
         return engine.owner.changed.wait_for(lambda: engine.state == "stopped", deadline)
 
     def run(self, timeout: float = 30.0) -> StopReport:
@@ -376,19 +361,15 @@ class Consumer:
                 if number is not None:
                     signalled = True
                     engine.ask_to_stop(time.monotonic() + timeout)
-                    self._tell_of(number)
+                    busy = engine.pool.busy
+                    text = f"waiting for {busy} handler{'s'[: busy != 1]}" if busy else "stopping"
+                    if number is signal.SIGINT:  # a warning is visible without any logging set up
+                        log.warning("%s; press Ctrl-C again to end", text)
+                    else:
+                        log.info("%s: %r: %s", number.name, self, text)
         finally:
             engine.watch = None
         return signalled
-
-    def _tell_of(self, number: signal.Signals) -> None:
-        """Log one line at once; for SIGINT a warning, which is visible without any logging set up."""
-        busy = self._engine.pool.busy
-        text = f"waiting for {busy} handler{'s'[: busy != 1]}" if busy else "stopping"
-        if number is signal.SIGINT:
-            log.warning("%s; press Ctrl-C again to end", text)
-        else:
-            log.info("%s: %r: %s", number.name, self, text)
 
     def __enter__(self) -> Self:
         return self.start() if self._engine.state == "new" else self
@@ -407,20 +388,18 @@ class Consumer:
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
         """Change how many messages may be here at once. Messages that are here already stay."""
-        engine = self._own_engine
         checked_whole("max_in_flight", max_in_flight, least=0)
-        engine.connections.set_max_in_flight(max_in_flight)
+        self._own_engine.connections.set_max_in_flight(max_in_flight)
         self._warn_of_zero()
 
     def set_rate(self, rate: float | None) -> None:
         """Change how many messages handlers may begin a second; None is no limit. Any thread, and signal
         handlers too. It takes effect within a quarter of a second.
         """
-        engine = self._own_engine
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, (int, float))):
             raise ConfigError(f"rate is {rate!r}; it must be a number of messages a second, or None")
         check_rate(rate or 0.0)
-        engine.connections.set_rate(float(rate or 0.0))
+        self._own_engine.connections.set_rate(float(rate or 0.0))
 
     def trace(self, on: bool = True) -> None:
         """Log a line on ``nsq.trace`` for each message from now on, or stop that. Needs a partitioned NSQ."""
@@ -455,25 +434,25 @@ class Consumer:
         """Connect to another nsqd. The consumer must have been started, here and in the next three."""
         if self._engine.options.get("ordered"):
             raise UsageError(f"add_nsqd is called with ordered=True: {_NO_NSQD}")
-        self._discovery().add_nsqd(address)
+        self._started_engine.discovery.add_nsqd(address)
 
     def remove_nsqd(self, address: str) -> None:
         """Disconnect from an nsqd that was given or added, unless an nsqlookupd lists it."""
-        self._discovery().remove_nsqd(address)
+        self._started_engine.discovery.remove_nsqd(address)
 
     def add_nsqlookupd(self, address: str) -> None:
         """Ask another nsqlookupd too."""
-        self._discovery().add_nsqlookupd(address)
+        self._started_engine.discovery.add_nsqlookupd(address)
 
     def remove_nsqlookupd(self, address: str) -> None:
         """Ask this nsqlookupd no more. Connections to the nsqds that it listed stay until they end."""
-        self._discovery().remove_nsqlookupd(address)
+        self._started_engine.discovery.remove_nsqlookupd(address)
 
-    def _discovery(self) -> Discovery:
-        engine = self._own_engine
-        if engine.state == "new":
+    @property
+    def _started_engine(self) -> Engine:
+        if self._own_engine.state == "new":
             raise Closed("the consumer has not been started")
-        return engine.discovery
+        return self._engine
 
     def stats(self) -> ConsumerStats:
         """Return the totals so far."""
@@ -503,14 +482,7 @@ class Consumer:
 def _partitioned_dialect(engine: Engine, options: Mapping[str, Any]) -> Dialect:
     from nsq.partitioned.ordered import dialect_for
 
-    dialect: Dialect = dialect_for(engine, options)
-    return dialect
-
-
-def _function(handler: H) -> H:
-    if isinstance(handler, Consumer):
-        raise ConfigError(_not_a_function(handler))
-    return handler
+    return dialect_for(engine, options)
 
 
 def _not_a_function(consumer: Consumer) -> str:

@@ -7,7 +7,6 @@ raises: the consumer finishes the message only after it is stored.
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 import threading
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from nsq.config import Config
 from nsq.connection.subscription import Subscription
-from nsq.consumer.decisions import GivenUp, GiveUp
+from nsq.consumer.decisions import GivenUp, GiveUp, ToGiveUp
 from nsq.errors import BadBody, BadMessage, Closed, ConfigError
 from nsq.log import Logger
 from nsq.message import Message
@@ -42,41 +41,29 @@ _LEAST_TIMEOUT = 0.001
 #: The most characters of an error's text in a dead letter.
 _MOST_OF_AN_ERROR = 1000
 
-#: Returns where to publish: the addresses of nsqds; or none, and those of nsqlookupds.
-Known = Callable[[], tuple[set[str], set[str]]]
-
 
 class GiveUpPolicy:
-    """Loses messages. ``topic`` is where they would go if the consumer had dead letters."""
+    """Calls ``give_up`` with each message. ``fate`` says, for the log, what has become of it then."""
 
+    #: Whether a message is given up right when it fails at its last attempt, while its error is known.
     wants_error = False
-    """Whether a message is given up right when it fails at its last attempt, while its error is known."""
 
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
+    def __init__(self, give_up: Callable[[Message], object], fate: str) -> None:
+        self._give_up, self._fate = give_up, fate
 
-    def __call__(self, given_up: list[tuple[Message, GivenUp]], known: Known) -> str:
-        """Store messages; return what has become of them, for the log."""
-        return f"it is lost. Consumer(…, dead_letters={self.topic!r}) would keep it in that topic"
+    def __call__(self, given_up: ToGiveUp, nsqds: set[str], nsqlookupds: set[str]) -> str:
+        """Store messages; return what has become of them. They may be published to the nsqds, or in a
+        partitioned NSQ to those that the nsqlookupds know.
+        """
+        for message, _ in given_up:
+            self._give_up(message)
+        return self._fate
 
     def close(self, timeout: float) -> list[str]:
         """Release everything; return the names of threads that have not ended in time. Called when no message
         is in flight any more.
         """
         return []
-
-
-class UserGiveUp(GiveUpPolicy):
-    """The option ``give_up``: calls the user's function."""
-
-    def __init__(self, give_up: Callable[[Message], object]) -> None:
-        super().__init__("")
-        self._give_up = give_up
-
-    def __call__(self, given_up: list[tuple[Message, GivenUp]], known: Known) -> str:
-        for message, _ in given_up:
-            self._give_up(message)
-        return "give_up has it"
 
 
 class DeadLetters(GiveUpPolicy):
@@ -92,7 +79,8 @@ class DeadLetters(GiveUpPolicy):
         # Here, not for the first message: at the end of a program it may be too late for an import.
         from nsq.producer.producer import Producer
 
-        super().__init__(topic)
+        super().__init__(lambda _: None, f"topic {topic} has it")
+        self._topic = topic
         self.wants_error = bool(reasons_of)
         self._new_producer = partial(
             Producer,
@@ -100,34 +88,31 @@ class DeadLetters(GiveUpPolicy):
             # nsqd has accepted this body before, whatever our own limits are.
             config=replace(config, max_msg_size=_MAX_SIZE),
         )
-        self._timeout = config.publish_timeout
-        self._reasons_of = reasons_of
+        self._timeout, self._reasons_of = config.publish_timeout, reasons_of
         self._lock = threading.Lock()
         self._producer: Producer | None = None
         self._nsqds: set[str] = set()
         self._closed = False
 
-    def __call__(self, given_up: list[tuple[Message, GivenUp]], known: Known) -> str:
+    def __call__(self, given_up: ToGiveUp, nsqds: set[str], nsqlookupds: set[str]) -> str:
         """Publish as many as possible at once: one by one would take ten times as long."""
-        nsqds, nsqlookupds = known()
         if not nsqlookupds:
             nsqds.update(message.nsqd_address for message, _ in given_up)
-        producer = self._producer_for(nsqds, nsqlookupds)
-        letters = [(message, why, self._letter(message, why)) for message, why in given_up]
-        for some in batches(letters, lambda letter: len(letter[2])):
-            seconds = min(self._time_for(message) for message, _, _ in some)
+        producer, consumer = self._producer_for(nsqds, nsqlookupds), self._reasons_of
+        letters = [
+            (each, dead_letter(each, why, consumer) if consumer else each.body) for each, why in given_up
+        ]
+        for some in batches(letters, lambda letter: len(letter[1])):
+            seconds = min(self._time_for(message) for message, _ in some)
             try:
                 if len(some) > 1:
-                    producer.multi_publish(self.topic, [body for _, _, body in some], timeout=seconds)
+                    producer.multi_publish(self._topic, [letter for _, letter in some], timeout=seconds)
                     continue
             except (BadMessage, BadBody):
                 pass  # nothing is stored: find the one that is too large
-            for message, why, _ in some:
-                self._publish(producer, message, why)
-        return f"topic {self.topic} has it"
-
-    def _letter(self, message: Message, given_up: GivenUp) -> bytes:
-        return dead_letter(message, given_up, self._reasons_of) if self._reasons_of else message.body
+            for message, letter in some:
+                self._publish(producer, message, letter)
+        return self._fate
 
     def _producer_for(self, nsqds: set[str], nsqlookupds: set[str]) -> Producer:
         with self._lock:
@@ -140,16 +125,15 @@ class DeadLetters(GiveUpPolicy):
             self._nsqds = nsqds
             return self._producer
 
-    def _publish(self, producer: Producer, message: Message, given_up: GivenUp) -> None:
-        if self._reasons_of:
-            try:
-                letter = self._letter(message, given_up)
-                producer.publish(self.topic, letter, timeout=self._time_for(message))
-                return
-            except BadMessage:
-                text = "with its reason %r is too large for the topic %s: only its body goes there"
-                log.warning(text, message, self.topic)
-        producer.publish(self.topic, message.body, timeout=self._time_for(message))
+    def _publish(self, producer: Producer, message: Message, letter: bytes) -> None:
+        try:
+            producer.publish(self._topic, letter, timeout=self._time_for(message))
+        except BadMessage:
+            if not self._reasons_of:
+                raise
+            text = "with its reason %r is too large for the topic %s: only its body goes there"
+            log.warning(text, message, self._topic)
+            producer.publish(self._topic, message.body, timeout=self._time_for(message))
 
     def _time_for(self, message: Message) -> float:
         """Return no more seconds than the message is ours: after that another consumer has it."""
@@ -165,6 +149,8 @@ class DeadLetters(GiveUpPolicy):
 def dead_letter(message: Message, given_up: GivenUp, consumer: str) -> bytes:
     """Return the message in an envelope whose headers say why ``consumer`` has given it up."""
     error = given_up.error
+    # The error that it was raised from, if there is one, says more.
+    frames = [] if error is None else traceback.extract_tb((error.__cause__ or error).__traceback__)
     headers = {
         "id": f"{message.id_text}-{message.attempts}",
         "source": f"/{consumer}",
@@ -172,7 +158,7 @@ def dead_letter(message: Message, given_up: GivenUp, consumer: str) -> bytes:
         "time": _iso(time.time()),
         "reason": given_up.reason,
         "error": "" if error is None else _in_one_line(error),
-        "place": "" if error is None else _place_of(error),
+        "place": f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else "",
         "attempts": str(message.attempts),
         "published": _iso(message.timestamp / 1e9),
         "nsqd": message.nsqd_address,
@@ -195,12 +181,6 @@ def _in_one_line(error: BaseException) -> str:
     return "".join(each if each.isprintable() else " " for each in joined[:_MOST_OF_AN_ERROR])
 
 
-def _place_of(error: BaseException) -> str:
-    """Return where the error, or the one that it was raised from, comes from; empty if nothing says so."""
-    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
-    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-
-
 def give_up_policy(
     consumed: Subscription,
     config: Config,
@@ -216,8 +196,9 @@ def give_up_policy(
         if reasons:
             raise ConfigError("dead_letter_reasons needs dead_letters: give the topic for them")
         if give_up is not None:
-            return UserGiveUp(give_up)
-        return GiveUpPolicy(f"{consumed.topic.removesuffix(EPHEMERAL)}.dead")
+            return GiveUpPolicy(give_up, "give_up has it")
+        would = f"Consumer(…, dead_letters={consumed.topic.removesuffix(EPHEMERAL) + '.dead'!r})"
+        return GiveUpPolicy(lambda _: None, f"it is lost. {would} would keep it in that topic")
     topic = check_topic(dead_letters)
     if topic == consumed.topic:
         raise ConfigError(
@@ -261,31 +242,24 @@ class DeadLetterFile:
         self._lock = threading.Lock()
 
     def __call__(self, message: Message) -> None:
-        line = json.dumps(_record(message), ensure_ascii=False).encode() + b"\n"
+        record: dict[str, str | int] = {
+            "id": message.id_text,
+            "attempts": message.attempts,
+            "timestamp": message.timestamp,
+            "nsqd_address": message.nsqd_address,
+        }
+        try:
+            record["body"] = message.body.decode()
+        except UnicodeDecodeError:
+            record["body_base64"] = base64.b64encode(message.body).decode()
+        line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         # Open the file every time: it may be rotated away, and dead letters are rare. One write, so that
         # lines of several processes do not mix; fsync before the consumer finishes the message.
         with self._lock, open(self._path, "ab+", buffering=0) as file:
-            if file.seek(0, os.SEEK_END) and not _ends_a_line(file):
-                line = b"\n" + line  # a write was cut short, by a full disk or a crash
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    line = b"\n" + line  # a write was cut short, by a full disk or a crash
             if file.write(line) != len(line):
                 raise OSError(f"{self._path} took only a part of the dead letter: is its disk full?")
             os.fsync(file.fileno())
-
-
-def _ends_a_line(file: io.FileIO) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
-
-
-def _record(message: Message) -> dict[str, str | int]:
-    record: dict[str, str | int] = {
-        "id": message.id_text,
-        "attempts": message.attempts,
-        "timestamp": message.timestamp,
-        "nsqd_address": message.nsqd_address,
-    }
-    try:
-        record["body"] = message.body.decode()
-    except UnicodeDecodeError:
-        record["body_base64"] = base64.b64encode(message.body).decode()
-    return record

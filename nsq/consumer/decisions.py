@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nsq.config import Config
 from nsq.errors import InvalidMessage, NsqError, UsageError
 from nsq.message import Message
 
@@ -62,9 +61,8 @@ def check_result(result: object) -> None:
         result.close()  # else Python warns that it was never awaited
         raise UsageError(f"the handler returned a coroutine, which nothing here runs. {NO_AWAIT}")
     if inspect.isasyncgen(result) or inspect.isgenerator(result):
-        raise UsageError(
-            f"the handler returned a {type(result).__name__}, which nothing here runs. Write a plain function"
-        )
+        kind = type(result).__name__
+        raise UsageError(f"the handler returned a {kind}, which nothing here runs. Write a plain function")
 
 
 # Decisions.
@@ -76,8 +74,7 @@ class Again:
 
     delay: float
     backoff: bool
-    is_last: bool = False
-    """Whether its attempts are used up, so that it is given up when it comes."""
+    is_last: bool = False  # its attempts are used up, so that it is given up when it comes
 
 
 @dataclass(frozen=True)
@@ -86,19 +83,18 @@ class GivenUp:
 
     reason: str
     error: BaseException | None = None
-    too_old: bool = False
-    """Whether its age is the reason. Many messages may be too old together."""
+    too_old: bool = False  # its age is the reason: many messages may be too old together
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.error}" if isinstance(self.error, GiveUp) else self.reason
 
 
 Decision = Again | GivenUp
+#: Messages to give up, and why.
+ToGiveUp = list[tuple[Message, GivenUp]]
 
 
-def decide_before(
-    attempts: int, max_attempts: float, age: float = 0.0, max_age: float = 0.0
-) -> GivenUp | None:
+def decide_before(attempts: int, max_attempts: float, age: float = 0, max_age: float = 0) -> GivenUp | None:
     """Decide about a message that a handler is about to begin. None: it may. A ``max_age`` of 0 is none."""
     if 0.0 < max_age < age:
         return GivenUp(f"too old: {age:.1f} s (max_age is {max_age:g} s)", too_old=True)
@@ -117,12 +113,11 @@ def decide(
     at_last_failure: bool = False,
     age_left: float = math.inf,
 ) -> Decision:
-    """Decide about a message whose handler has raised ``error`` at this attempt. ``delay`` returns the usual
-    one; it gets the error, or None if the handler has asked for the requeue.
+    """Decide about a message whose handler has raised ``error`` at this attempt. ``delay`` gets the error, or
+    None if the handler has asked for the requeue. ``age_left`` are the seconds until it is too old.
 
-    With ``at_last_failure`` a message that fails at its last attempt is given up at once, while its error is
-    known; otherwise when it comes once more. So is one that would be too old then: ``age_left`` are the
-    seconds until it is.
+    With ``at_last_failure`` a message that fails at its last attempt, or would be too old for its next one,
+    is given up at once, while its error is known; otherwise when it comes once more.
     """
     if isinstance(error, TooOld):
         return GivenUp(str(error), too_old=True)
@@ -167,9 +162,3 @@ def slowness(message: Message, now: float, begun_at: float) -> str:
     if waited > ran:
         return f"{said}. It waited {waited:.2g} s for a handler: give more threads, or a lower max_in_flight"
     return f"{said}: set auto_touch=True, or a longer msg_timeout"
-
-
-def requeue_delay(delay: float, config: Config, chance: float) -> float:
-    """Return the delay of requeue_strategy with its jitter and within its limit."""
-    delay = min(delay, config.max_requeue_delay)
-    return min(delay * (1 + config.requeue_jitter * chance), config.max_requeue_delay)

@@ -32,10 +32,11 @@ from nsq.connection.handshake import describe
 from nsq.connection.subscription import Subscription
 from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
-from nsq.consumer.decisions import GivenUp
-from nsq.consumer.dialect import Dialect, Original, OtherDialect
-from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
-from nsq.discovery.lookups import Discovery
+from nsq.consumer.decisions import ToGiveUp
+from nsq.consumer.handlers import HandlerPool
+from nsq.consumer.rdy import RdyWindows
+from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, Reporter, StopReport
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import Closed, NsqError, ServerError
 from nsq.log import Logger
 from nsq.message import Message
@@ -59,10 +60,67 @@ _TELL_OF_OLD = 60.0
 _STEADY = 10.0
 
 
+class Dialect:
+    """What a consumer does in one way in the original NSQ, and in another in a partitioned one. Here, as in
+    the original one, every nsqd with the topic has a connection, and messages come in any order. A subclass
+    of ``nsq.partitioned`` is loaded when an nsqlookupd belongs to such an NSQ, or if the user's options do.
+
+    The owner calls the methods, except where noted. The engine takes ``windows``, the pool, ``put`` and
+    ``expects`` when it is made.
+    """
+
+    windows = RdyWindows
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def make_pool(self, **arguments: Any) -> HandlerPool:
+        """Return the handlers' pool, made with these arguments and others."""
+        engine = self._engine
+        return HandlerPool(
+            max_attempts=engine.config.max_attempts,
+            requeue_delay=lambda attempts, error: engine.connections.requeue_delay(attempts, error),
+            **arguments,
+        )
+
+    @property
+    def put(self) -> Callable[[list[Message]], None]:
+        """What read loops call with messages that have come."""
+        return self._engine.pool.put
+
+    def expects(self, error: ServerError) -> bool:
+        """Return whether nsqd had to send this error, so that no log or hook reports it. For read loops."""
+        return False
+
+    def turn(self, now: float) -> float:
+        """Do what is due for messages that wait here; return when to call this again."""
+        return math.inf
+
+    def asker(self, discovery: Discovery) -> Asker:
+        """Return what finds the nsqds of a partitioned NSQ. Called once, by discovery's thread."""
+        self._engine.dialect = other = self._engine.other_dialect(self._engine, {})
+        return other.asker(discovery)
+
+    def refused(self, key: Key, error: NsqError) -> bool:
+        """Note a failed dial or subscription; return whether that is expected to pass soon. Any thread."""
+        return False
+
+    def lost(self, key: Key, cause: NsqError | None) -> None:
+        """Note the end of a connection. ``cause`` is None if we asked for it."""
+
+    def stats(self, known: ConsumerStats) -> ConsumerStats:
+        """Return the totals with what is known here. Any thread."""
+        return known
+
+    def health(self, known: ConsumerHealth) -> ConsumerHealth:
+        """Return the health with what is known here. Any thread."""
+        return known
+
+
 class Watch(Protocol):
     """A wait for the end of a consumer, such as ``SignalWatch``."""
 
-    def wake(self) -> None: ...
+    def wake(self) -> object: ...
 
     def abandon(self) -> None: ...
 
@@ -86,7 +144,8 @@ class ConsumingEndpoint(Endpoint):
         )
 
     def connected(self, conn: Conn) -> None:
-        self._engine.adopt(self, conn)
+        engine = self._engine
+        engine.owner.do(partial(engine.adopt, self, conn), math.inf, lambda: engine.connections.stopping)
         if self.status is not Status.CONNECTED:  # the owner has ended, and did not carry the request out
             raise Closed(f"the connection to {self.address} is not needed any more")
 
@@ -96,8 +155,8 @@ class ConsumingEndpoint(Endpoint):
         passing = wanted is not None and self._engine.dialect.refused(wanted.key, error)
         if not news or isinstance(error, Closed):
             return
-        level, fields = logging.INFO if passing else logging.WARNING, reporter.fields(self.address)
-        reason = describe(self.address, error)
+        level, reason = logging.INFO if passing else logging.WARNING, describe(self.address, error)
+        fields = reporter.fields(self.address)
         log.log(level, "no connection to an nsqd, trying again: %s", reason, extra=fields)
         if isinstance(error, ServerError) and not error.retry:
             reporter.tell(reporter.hooks.server_error, self.address, error)
@@ -120,17 +179,13 @@ class Engine:
 
     # What stands here has not happened yet.
     report: StopReport | None = None  # set when the consumer has stopped
-    refusal: NsqError | None = None
-    """The error of an nsqd, if every nsqd refuses the subscription; or why it is impossible."""
-    watch: Watch | None = None
-    """See ``Consumer.wake_at_end``."""
+    refusal: NsqError | None = None  # see ``Consumer.refusal``
+    watch: Watch | None = None  # see ``Consumer.wake_at_end``
     given_up = 0
     _old_untold, _told_of_old_at = 0, -math.inf  # given up for age, and not in the log yet
     _warned_of_kind = False
     _failed: Exception | None = None  # why not all threads could be started
-    _inherited = False  # by a forked child, from the parent process
-    _stop_requested = False  # a stop was asked for
-    _stopping = False  # the owner has begun to stop
+    _stop_requested = False  # the owner may not have begun it: see ``Connections.stopping``
     _cls_by = math.inf
     _left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
 
@@ -142,35 +197,33 @@ class Engine:
         options: Mapping[str, Any],
         give_up_policy: GiveUpPolicy,
         *,
-        other_dialect: OtherDialect,
+        other_dialect: Callable[[Engine, Mapping[str, Any]], Dialect],
         transport: Transport | None = None,
         hooks: ConsumerHooks | None = None,
         **handlers: Any,
     ) -> None:
-        self.config, self.subscription = config, subscription
-        self.topic = subscription.topic
+        self.config, self.subscription, self.topic = config, subscription, subscription.topic
         self.reporter = Reporter(self.topic, subscription.channel, hooks)
         self.name = self.reporter.name
         self.owner = Owner(f"{self.name}-rdy", log, begin=self._begin, turn=self._turn)
         self._own_transport = SocketTransport(config.local_address)
         self.transport = transport or self._own_transport
-        self.context = context_of(config)
-        self._give_up_policy = give_up_policy
+        self.context, self._give_up_policy = context_of(config), give_up_policy
         self._counting = threading.Lock()  # of given up messages; handler threads alone take it
-        arguments = {
-            "name": self.name,
-            "fields": self.reporter.fields(),
-            "give_up": self._give_up,
-            "max_age": config.max_age,
-            "rate": config.rate,
-            "gives_up_at_last_failure": give_up_policy.wants_error,
-            "starved": lambda: self.connections.starved,
-        }
         self.options = options
         self.traced = bool(options.get("trace"))  # whether each message is logged: a partitioned NSQ can
         self.other_dialect = other_dialect
-        self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
-        self.pool = self.dialect.make_pool({**arguments, **handlers})
+        self.dialect: Dialect = other_dialect(self, options) if options else Dialect(self)
+        self.pool = self.dialect.make_pool(
+            name=self.name,
+            fields=self.reporter.fields(),
+            give_up=self._give_up,
+            max_age=config.max_age,
+            rate=config.rate,
+            gives_up_at_last_failure=give_up_policy.wants_error,
+            starved=lambda: self.connections.starved,
+            **handlers,
+        )
         self.connections: Connections = Connections(
             config, self.owner, self.pool, self.dialect, self.reporter, self._forget
         )
@@ -186,7 +239,7 @@ class Engine:
             subscription,
             config,
             found=lambda wanted: self.owner.ask(partial(self.endpoints.want, wanted)),
-            dropped=self.dropped,
+            dropped=lambda key: self.owner.ask(partial(self.leave, key)),
             other=lambda discovery: self.dialect.asker(discovery),
             is_other=bool(options),
             name=self.name,
@@ -204,7 +257,7 @@ class Engine:
 
     @property
     def state(self) -> str:
-        if self._inherited:
+        if self.pool.inherited:
             return "inherited from the parent process, inert"
         if self.report is not None or (self._stop_requested and not self.owner.exists):
             return "stopped"
@@ -237,7 +290,9 @@ class Engine:
         # After the line above: an owner that begins now sees ``_stop_requested``.
         if not self.owner.exists:
             return StopReport(clean=True)
-        if not self.owns_current_thread():
+        # Those that run user code cannot wait for their own end.
+        owners = self.owner.is_current or self.discovery.owner.is_current
+        if not (owners or self.pool.owns_current_thread() or self.reporter.callbacks.owns_current_thread()):
             end = last_moment(deadline, time.monotonic())
             self.owner.changed.wait_for(lambda: self.report is not None, end)
             self.owner.join(end)
@@ -246,19 +301,13 @@ class Engine:
                 return report
         return StopReport(clean=False, in_flight=sum(self.connections.in_flight().values()))
 
-    def owns_current_thread(self) -> bool:
-        """Whether this is a thread of ours that runs user code: it cannot wait for its own end."""
-        owners = self.owner.is_current or self.discovery.owner.is_current
-        return owners or self.pool.owns_current_thread() or self.reporter.callbacks.owns_current_thread()
-
     def abandon(self) -> None:
         self.owner.abandon()
-        self.pool.abandon()
+        self.pool.inherited = True
         self.discovery.abandon()
         self._own_transport.abandon()
         self.endpoints.abandon()
         self.connections.abandon()
-        self._inherited = True
         watch, self.watch = self.watch, None
         if watch is not None:
             watch.abandon()
@@ -280,10 +329,16 @@ class Engine:
 
     def _turn(self) -> float | None:
         self.connections.tick()
-        if not self._stopping:
-            self._see_to_endpoints()
+        if not self.connections.stopping:
+            if self.endpoints.changed:
+                self.endpoints.changed = False
+                # Before the dials, so that RDY is shared among all connections to come, not among the first.
+                each_room = self.discovery.kind == "partitioned"
+                self.connections.expect(self.endpoints.expected(), each_room)
+                self._see_whether_all_refuse()
+            self.endpoints.dial_due()
         self.connections.decide_if_due()
-        if self._stopping:
+        if self.connections.stopping:
             self._stop_when_done()
         if self.report is not None:
             self._wake_watch()
@@ -298,10 +353,10 @@ class Engine:
         self._stop_requested = True
         now = time.monotonic()
         self._ending.hasten(deadline, now)
-        if self._stopping:
+        if self.connections.stopping:
             return
         self._cls_by = now + _CLS_PATIENCE
-        self._stopping = self.connections.stopping = True
+        self.connections.stopping = True
         self.owner.changed.wake()
         self.discovery.stop()
         self.endpoints.stop()
@@ -345,15 +400,10 @@ class Engine:
         if not (report.in_flight or report.cut_off or report.unfinished_threads):
             report = StopReport(clean=True)
         elif answered and not report.unfinished_threads:  # as after ``stop(0)``
-            cut_off = ", ".join(report.cut_off)
-            log.info(
-                "%s stopped, nothing was in flight; cut off: %s",
-                self.name,
-                cut_off,
-                extra=self.reporter.fields(),
-            )
+            text = "%s stopped, nothing was in flight; cut off: %s"
+            self.reporter.log(logging.INFO, text, ", ".join(report.cut_off))
         else:
-            log.warning("%s did not stop cleanly: %s", self.name, report, extra=self.reporter.fields())
+            self.reporter.log(logging.WARNING, "%s did not stop cleanly: %s", report)
         self.report = report
 
     def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> None:
@@ -372,34 +422,20 @@ class Engine:
             step = _STEP
         self._left = before
 
-    # Connections come and go. Requests of discovery and of endpoints, and the owner.
-
-    def dropped(self, key: Key) -> None:
-        """Close a connection that is not wanted any more, once its messages are answered."""
-        self.owner.ask(partial(self.leave, key))
+    # Connections come and go: the owner.
 
     def leave(self, key: Key) -> Conn | None:
-        """Do so now; return the connection, unless it is gone or leaves already."""
+        """Close a connection that is not wanted any more, once its messages are answered. Return it, unless
+        it is gone or leaves already.
+        """
         conn = self.connections.table.get(key)
         if conn is None or conn.deliveries.closing:
             return None
         self.connections.send_cls([conn])
         return conn
 
-    def _see_to_endpoints(self) -> None:
-        if self.endpoints.changed:
-            self.endpoints.changed = False
-            # Before the dials, so that RDY is shared among all connections to come, not among the first.
-            each_room = self.discovery.kind == "partitioned"
-            self.connections.expect(self.endpoints.expected(), each_room)
-            self._see_whether_all_refuse()
-        self.endpoints.dial_due()
-
     def adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
-        """Have the owner accept a new connection. Raises Closed if it is not needed any more."""
-        self.owner.do(partial(self._adopt, endpoint, conn), math.inf, lambda: self._stopping)
-
-    def _adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
+        """Accept a new connection. Raises Closed if it is not needed any more."""
         if self._stop_requested or endpoint.wanted is None:
             raise Closed(f"the connection to {conn.address} is not needed any more")
         endpoint.status = Status.CONNECTED  # from now on ``Endpoint.stop`` does not close the connection
@@ -407,14 +443,11 @@ class Engine:
         self.connections.add(conn)
         if conn.reply.partitioned and conn.key[1] is None and not self._warned_of_kind:
             self._warned_of_kind = True
-            log.warning(
+            text = (
                 "%s: nsqd %s (version %s) belongs to a partitioned NSQ, of which nsqd= reaches one partition "
-                "at most: give nsqlookupd=",
-                self.name,
-                conn.address,
-                conn.reply.version,
-                extra=self.reporter.fields(conn.address),
+                "at most: give nsqlookupd="
             )
+            self.reporter.log(logging.WARNING, text, conn.address, conn.reply.version, address=conn.address)
 
     def _forget(self, conn: Conn, cause: NsqError | None) -> None:
         self.connections.remove(conn, cause)
@@ -431,7 +464,7 @@ class Engine:
 
     def refuse(self, error: NsqError) -> None:
         """Note that the topic cannot be consumed with the user's options. Called by discovery."""
-        log.error("%s: %s", self.name, error)
+        self.reporter.log(logging.ERROR, "%s: %s", error)
         self.owner.ask(partial(self._refuse, error))
 
     def _refuse(self, error: NsqError) -> None:
@@ -441,24 +474,20 @@ class Engine:
 
     # The handlers' threads.
 
-    def _known_addresses(self) -> tuple[set[str], set[str]]:
-        """Return where dead letters are published: nsqds, or the nsqlookupds of a partitioned NSQ."""
+    def _give_up(self, given_up: ToGiveUp) -> None:
         if self.discovery.kind == "partitioned":
-            return set(), {each.text for each in self.discovery.nsqlookupds}
-        return {each.address for each in self.endpoints.all}, set()
-
-    def _give_up(self, given_up: list[tuple[Message, GivenUp]]) -> None:
-        fate = self._give_up_policy(given_up, self._known_addresses)
+            nsqds, nsqlookupds = set[str](), {each.text for each in self.discovery.nsqlookupds}
+        else:
+            nsqds, nsqlookupds = {each.address for each in self.endpoints.all}, set()
+        fate = self._give_up_policy(given_up, nsqds, nsqlookupds)
         message, why = given_up[0]
         fields = self.pool.fields_of(message)
+        untold = 0
         with self._counting:
             self.given_up += len(given_up)
             self._old_untold += len(given_up) * why.too_old
-            untold, now = self._old_untold, time.monotonic()
-            if not why.too_old or now < self._told_of_old_at + _TELL_OF_OLD:
-                untold = 0
-            else:
-                self._old_untold, self._told_of_old_at = 0, now
+            if why.too_old and time.monotonic() >= self._told_of_old_at + _TELL_OF_OLD:
+                untold, self._old_untold, self._told_of_old_at = self._old_untold, 0, time.monotonic()
         if not why.too_old:
             text = "gave up on %r from %s: %s: %s"
             log.error(text, message, message.nsqd_address, why, fate, extra=fields)
@@ -468,15 +497,9 @@ class Engine:
         for message, _ in given_up:
             self.reporter.tell(self.reporter.hooks.given_up, message)
 
-    # State and reports: any thread.
+    # Any thread.
 
     def wait_until_connected(self, connections: int, deadline: float) -> bool:
         changed, conns = self.owner.changed, self.connections
         changed.wait_for(lambda: len(conns.table) >= connections or self._stop_requested, deadline)
         return len(conns.table) >= connections
-
-    @property
-    def threads(self) -> int:
-        own = self.owner.exists + (self.reporter.hooked and self.running)
-        others = sum([each.is_alive() for each in self.endpoints.threads]) + len(self.discovery.threads)
-        return own + others + (len(self.pool) if self.running else 0)

@@ -29,6 +29,7 @@ from nsq.consumer.decisions import (
     GivenUp,
     GiveUp,
     Requeue,
+    ToGiveUp,
     TooOld,
     check_result,
     decide,
@@ -57,11 +58,10 @@ _MAX_TIMED_OUT_UNHANDLED = 10_000
 class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
-    ``give_up`` is called with a message to give up, and why, or with several that are older than ``max_age``:
-    they are finished if it returns, requeued if it raises. ``starved`` says whether nsqds send nothing more
-    until a message here is answered. ``requeue_delay`` maps a message's attempts and its error to the seconds
-    after which it comes again. ``threads`` is the number for each handler that is added without one.
-    ``gives_up_at_last_failure`` is ``at_last_failure`` of ``decide``, ``fields`` those of log records.
+    ``give_up`` gets a message, or several that are older than ``max_age``: they are finished if it returns,
+    requeued if it raises. ``starved`` says whether nsqds send nothing more until a message here is answered.
+    ``requeue_delay`` maps a message's attempts and its error to seconds. ``threads`` is the number for each
+    handler that is added without one. ``fields`` are those of log records.
 
     For messages that are handled in order, ``in_order`` maps each handler to the function to call instead,
     and ``give_up_failed`` is called with a message that could not be given up, and why.
@@ -72,7 +72,7 @@ class HandlerPool:
         name: str,
         *,
         max_attempts: int,
-        give_up: Callable[[list[tuple[Message, GivenUp]]], None],
+        give_up: Callable[[ToGiveUp], None],
         max_age: float = 0.0,
         rate: float = 0.0,
         starved: Callable[[], bool],
@@ -85,60 +85,53 @@ class HandlerPool:
         give_up_failed: Callable[[Message, BaseException], object] = lambda *_: None,
     ) -> None:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
-        # By nsqd and id: deliveries that timed out before a handler saw them. nsqd counts them as attempts;
-        # we do not count them towards ``max_attempts``.
-        self.timed_out_unhandled: dict[tuple[str, bytes], int] = {}
+        # By ``_key``: deliveries that timed out before a handler saw them. nsqd counts them as attempts; our
+        # ``max_attempts`` does not.
+        self.timed_out_unhandled: dict[Hashable, int] = {}
+        # The FINs that are no success of a handler: messages given up, and of each batch all but one.
         self.uncounted = 0
-        """The FINs that are no success of a handler: messages given up, and of each batch all but one."""
         # Guards the two above; no signal interrupts the threads that take it.
         self._counting = threading.Lock()
-        self._name = name
-        self._max_attempts = max_attempts or float("inf")
-        self._give_up = give_up
-        self._max_age = max_age
+        self._name, self._fields = name, fields or {}
+        self._max_attempts, self._max_age = max_attempts or math.inf, max_age
+        self._give_up, self._gives_up_at_last_failure = give_up, gives_up_at_last_failure
         self._giving_up_old = threading.Lock()  # taken by handler threads alone
         self._warned_of_clocks: set[str] = set()  # addresses of nsqds
-        self._starved = starved
-        self.requeue_delay = requeue_delay
+        self._starved, self.requeue_delay = starved, requeue_delay
         self.threads_each, self._at_thread_end = threads, at_thread_end or bool
-        self._gives_up_at_last_failure = gives_up_at_last_failure
-        self._fields = fields or {}
         self._in_order, self._give_up_failed = in_order, give_up_failed
         self.rate = Rate(rate, _BURST, time.monotonic())
         self._rating = threading.Lock()  # guards ``rate``; taken by handler threads alone
         self.set_rate(rate)
-        # For each handler: the function its threads run, their number, the messages one works on at once.
-        self._groups: list[tuple[Callable[[], None], int | None, int]] = []
-        self._batch_sizes = 0  # of all threads that collect batches, without one message for each
+        # For each handler: the function its threads run, their number, and the messages that one of them has
+        # in work at once, in how many calls.
+        self._groups: list[tuple[Callable[[], None], int | None, int, int]] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
+        # Whether this is a child that a handler has forked. Its thread ends once that handler returns or
+        # raises: all messages of the parent are late in the child, and no others come.
         self.inherited = False
-        """Whether this is the pool of a parent process, in a child that a handler has forked."""
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
+        # Deliveries that wait, as their message's handler still runs with an earlier one: see ``_keeps``.
         self.kept: dict[Hashable, Message] = {}
-        """Deliveries that wait, as the handler of their message still runs with an earlier one: see
-        ``_keeps``.
-        """
+        # Whether messages have timed out, or a connection was lost: they come again, and handlers still run.
         self.repeats_come = False
-        """Whether messages may come again whose handlers still run: some have timed out, or their connection
-        was lost.
-        """
+        # Whether other code handles the messages, after ``began`` and until ``ended``; auto_response is off.
         self.handed_over = False
-        """Whether other code handles the messages, after ``began`` and until ``ended``."""
 
     def __len__(self) -> int:
         """Count the threads that run, or will run after the start."""
-        return sum(threads or self.threads_each for _, threads, _ in self._groups)
+        return sum(threads or self.threads_each for _, threads, _, _ in self._groups)
 
     @property
     def at_once(self) -> int:
         """How many messages all threads together work on at once."""
-        return sum((threads or self.threads_each) * size for _, threads, size in self._groups)
+        return sum((threads or self.threads_each) * size for _, threads, size, _ in self._groups)
 
     @property
     def calls_at_once(self) -> int:
         """How many calls of handlers there are at once. A batch is one."""
-        return self.at_once - self._batch_sizes
+        return sum((threads or self.threads_each) * calls for _, threads, _, calls in self._groups)
 
     def set_rate(self, per_second: float) -> None:
         """Let handlers begin so many messages a second, at most; 0 is no limit. Any thread."""
@@ -150,13 +143,11 @@ class HandlerPool:
     def add(
         self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = (), at_once: int = 1
     ) -> None:
-        """Add a handler. Each of its threads keeps ``at_once`` messages in work: more than one if it hands
-        them to other code.
-        """
+        """Add a handler. A thread that hands messages to other code has ``at_once`` of them in work."""
         check_handler(handler)
         check_no_backoff(no_backoff)
         call = handler if self._in_order is None else self._in_order(handler)
-        self._groups.append((lambda: self._handle_each(call, no_backoff), threads, at_once))
+        self._groups.append((lambda: self._handle_each(call, no_backoff), threads, at_once, at_once))
 
     def add_batch(
         self, handler: BatchHandler, size: int, wait: float, threads: int, no_backoff: Exceptions = ()
@@ -165,13 +156,12 @@ class HandlerPool:
             raise ConfigError("ordered=True delivers one message at a time: use add_handler, not batches")
         check_handler(handler)
         check_no_backoff(no_backoff)
-        self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads, size))
-        self._batch_sizes += threads * (size - 1)
+        self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads, size, 1))
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError when one cannot be started."""
         # Made here: a Thread object made before a fork counts as ended in the child.
-        runs = [run for run, threads, _ in self._groups for _ in range(threads or self.threads_each)]
+        runs = [run for run, threads, _, _ in self._groups for _ in range(threads or self.threads_each)]
         self._threads = [
             threading.Thread(target=self._run, args=[run], name=f"{self._name}-handler-{number}", daemon=True)
             for number, run in enumerate(runs)
@@ -189,40 +179,25 @@ class HandlerPool:
                 log.exception("at_thread_end failed")
 
     def stop(self, deadline: float) -> list[str]:
-        """End the threads once the inbox is empty; return the names of those still busy at the deadline.
-
-        May be called again.
-        """
+        """End the threads once the inbox is empty; return those still busy at the deadline. Repeatable."""
         if not self._closed:
             self._closed = True
             for _ in self._threads:
                 self.inbox.put(None)
         return join_threads(self._threads, deadline)
 
-    def abandon(self) -> None:
-        """End the thread of a child that a handler has forked, once that handler returns or raises: all
-        messages of the parent are late in the child, and no others come.
-        """
-        self.inherited = True
-
     def owns_current_thread(self) -> bool:
         return threading.current_thread() in self._threads
 
     def put(self, messages: list[Message]) -> None:
         """Put each message into the inbox by itself: that takes 0.1 µs."""
-        put = self.inbox.put
-        if not self.repeats_come:
-            for message in messages:
+        put, may_repeat = self.inbox.put, self.repeats_come
+        for message in messages:
+            if not may_repeat or message.attempts == 1 or not self._keeps(message):
                 put(message)
-        else:
-            for message in messages:
-                if message.attempts == 1 or not self._keeps(message):
-                    put(message)
 
     def in_work(self) -> list[Message]:
-        """Return the messages that the threads took last. Some may be answered already; a waiting thread has
-        none.
-        """
+        """Return the messages that the busy threads took last. Some may be answered already."""
         messages: list[Message] = []
         for taken in list(self._running.values()):
             if isinstance(taken, list):
@@ -237,17 +212,24 @@ class HandlerPool:
 
     def sweep(self, now: float) -> None:
         """Drop expired messages from the inbox: they must not pile up there while handlers are stuck."""
+        for message in self._remove(lambda message: message.expires_at <= now):
+            self.expire(message)
+
+    def _remove(self, condition: Callable[[Message], bool]) -> list[Message]:
+        """Remove the messages from the inbox for which the condition holds, and return them."""
+        removed = []
         with suppress(queue.Empty):
             for _ in range(self.inbox.qsize()):
                 message = self.inbox.get_nowait()
-                if message is None or message.expires_at > now:
-                    self.inbox.put(message)
+                if message is not None and condition(message):
+                    removed.append(message)
                 else:
-                    self.expire(message)
+                    self.inbox.put(message)
+        return removed
 
     def expire(self, message: Message) -> None:
         """Note a message that timed out before a handler saw it."""
-        key = message.nsqd_address, message.id
+        key = _key(message)
         with self._counting:
             # Popped, so that the latest comes last.
             self.timed_out_unhandled[key] = self.timed_out_unhandled.pop(key, 0) + 1
@@ -257,12 +239,12 @@ class HandlerPool:
 
     def handled_attempts(self, message: Message) -> int:
         """Return the attempts without those that timed out before a handler saw them."""
-        return message.attempts - self.timed_out_unhandled.get((message.nsqd_address, message.id), 0)
+        return message.attempts - self.timed_out_unhandled.get(_key(message), 0)
 
     def _forget(self, message: Message) -> None:
         """Remove the count of a finished message."""
         with self._counting:
-            self.timed_out_unhandled.pop((message.nsqd_address, message.id), None)
+            self.timed_out_unhandled.pop(_key(message), None)
 
     # One message.
 
@@ -286,7 +268,9 @@ class HandlerPool:
                 if message.expires_at <= now or message.attempts > self._unchecked:
                     if message.expires_at <= now and self.inherited:
                         return
-                    if not self._accept_or_dispose(message):
+                    ready, given_up = self._sort([message])
+                    if not ready:
+                        self._dispose(given_up)
                         continue
                     now = monotonic()  # it may have waited
                 message.begun_at = now
@@ -298,7 +282,8 @@ class HandlerPool:
                     if self.inherited:
                         raise
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
-                    self._answer_failed([message], error, no_backoff)
+                    self.give_up(self.failed([message], error, no_backoff))
+                    self.ended(me, [message], False)
                     continue
                 if message.auto_response:
                     message.finish()
@@ -315,35 +300,28 @@ class HandlerPool:
             except BaseException:
                 if self.inherited:
                     raise
-                log.exception(
-                    "handling %r failed, which is a bug of ours; nsqd delivers it again",
-                    message, extra=self.fields_of(message),
-                )  # fmt: skip
+                text = "handling %r failed, which is a bug of ours; nsqd delivers it again"
+                log.exception(text, message, extra=self.fields_of(message))
                 self.ended(me, [message], False)
 
     def fields_of(self, message: Message) -> dict[str, object]:
         """Return the fields of a log record about a message."""
-        about: dict[str, object] = {"nsq_message_id": message.id_text, "nsq_attempts": message.attempts}
-        if message.partition is not None:
-            about["nsq_partition"] = message.partition
+        partition = {} if message.partition is None else {"nsq_partition": message.partition}
+        about = {"nsq_message_id": message.id_text, "nsq_attempts": message.attempts, **partition}
         return {**self._fields, "nsqd_address": message.nsqd_address, **about}
 
     # Handlers that have raised.
 
-    def failed(
-        self, messages: list[Message], error: BaseException, no_backoff: Exceptions, handed_over: bool = False
-    ) -> list[tuple[Message, GivenUp]]:
+    def failed(self, messages: list[Message], error: BaseException, no_backoff: Exceptions) -> ToGiveUp:
         """Requeue the messages whose handler has raised. Return those to give up instead: that may take long,
-        so the caller does it last, or on another thread. ``handed_over`` messages have auto_response off.
+        so the caller does it last, or on another thread.
         """
         most, at_last = self._max_attempts, self._gives_up_at_last_failure
         decided: list[tuple[Message, Decision]] = []
         for message in messages:
-            if (message.auto_response or handed_over) and not message.responded:
-                attempts, delay = (
-                    self.handled_attempts(message),
-                    partial(self.requeue_delay, message.attempts),
-                )
+            if (message.auto_response or self.handed_over) and not message.responded:
+                attempts = self.handled_attempts(message)
+                delay = partial(self.requeue_delay, message.attempts)
                 left = self._max_age - self._age(message) if self._max_age else math.inf
                 decision = decide(
                     error, attempts, most, delay, no_backoff, at_last_failure=at_last, age_left=left
@@ -367,15 +345,20 @@ class HandlerPool:
                     counts = False
         return [(message, decision) for message, decision in decided if isinstance(decision, GivenUp)]
 
-    def _answer_failed(self, messages: list[Message], error: BaseException, no_backoff: Exceptions) -> None:
-        self._give_up_all(self.failed(messages, error, no_backoff))
-        self.ended(threading.get_ident(), messages, False)
+    def give_up(self, given_up: ToGiveUp) -> None:
+        """Give messages up: the ones that are too old together, the others one by one."""
+        now = time.monotonic()
+        for each in given_up:
+            if not each[1].too_old:
+                self._give_up_together([each])
+        if old := [each for each in given_up if each[1].too_old and each[0].expires_at > now]:
+            self._give_up_together(old)
 
-    def give_up(self, *given_up: tuple[Message, GivenUp]) -> None:
-        """Give messages up, all together, and finish them; requeue them if that fails."""
+    def _give_up_together(self, given_up: ToGiveUp) -> None:
+        """Give messages up, and finish them; requeue them if that fails."""
         messages = [message for message, _ in given_up]
         try:
-            self._give_up(list(given_up))
+            self._give_up(given_up)
         except BaseException as failure:
             more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
             text, fields = "giving up on %r%s failed; nsqd delivers it again", self.fields_of(messages[0])
@@ -391,15 +374,6 @@ class HandlerPool:
                 self._forget(message)
                 with self._counting:
                     self.uncounted += 1
-
-    def _give_up_all(self, decided: list[tuple[Message, GivenUp]]) -> None:
-        """Give messages up: the ones that are too old together, the others one by one."""
-        now = time.monotonic()
-        for each in decided:
-            if not each[1].too_old:
-                self.give_up(each)
-        if old := [each for each in decided if each[1].too_old and each[0].expires_at > now]:
-            self.give_up(*old)
 
     # Messages that nsqd delivers again while their handler runs. A second run beside the first would be of no
     # use: it takes as long, so that all of them would be late.
@@ -448,45 +422,29 @@ class HandlerPool:
 
     def _handle_batches(self, handler: BatchHandler, no_backoff: Exceptions, size: int, wait: float) -> None:
         me = threading.get_ident()
-        over = False
-        while not over and not self.inherited:
-            over, batch = self._collect(size, wait)
+        while not self.inherited and (batch := self._collect(size, wait)):
             try:
                 self._running[me] = batch
-                now, unchecked = time.monotonic(), self._unchecked
-                ready: list[Message] = []
-                given_up: list[tuple[Message, GivenUp]] = []
-                for message in batch:
-                    if message.expires_at <= now:
-                        self.expire(message)
-                    elif message.attempts > unchecked and (decision := self._decide_before(message)):
-                        given_up.append((message, decision))
-                    else:
-                        ready.append(message)
-                if ready := self._wait_for_rate(ready):
+                ready, given_up = self._sort(batch)
+                if ready:
                     self._handle_batch(handler, no_backoff, ready)
                 # Last: to give a message up may take long, while the timeouts of the others run.
-                self._running[me] = [message for message, _ in given_up]
-                self._give_up_all(given_up)
+                self._dispose(given_up)
             except BaseException:
                 if self.inherited:
                     raise
-                log.exception(
-                    "handling %d messages failed, which is a bug of ours; nsqd delivers them again",
-                    len(batch),
-                )
+                text = "handling %d messages failed, which is a bug of ours; nsqd delivers them again"
+                log.exception(text, len(batch))
                 self.ended(me, batch, False)
             self._running[me] = None
 
-    def _collect(self, size: int, wait: float) -> tuple[bool, list[Message]]:
-        """Collect up to ``size`` messages within ``wait`` seconds; return whether to end, and the batch."""
+    def _collect(self, size: int, wait: float) -> list[Message]:
+        """Collect up to ``size`` messages within ``wait`` seconds; none: the thread must end."""
         get = self.inbox.get
         message = get()
-        if message is None:
-            return True, []
-        batch = [message]
+        batch = [] if message is None else [message]
         deadline = time.monotonic() + wait
-        while len(batch) < size:
+        while batch and len(batch) < size:
             try:
                 message = get(False)
             except queue.Empty:
@@ -497,26 +455,42 @@ class HandlerPool:
                 except queue.Empty:
                     break
             if message is None:
-                return True, batch
+                self.inbox.put(None)  # it ends this thread, or another one, after the batch
+                break
             batch.append(message)
-        return False, batch
+        return batch
 
-    def _accept_or_dispose(self, message: Message) -> bool:
-        """Whether a handler should get the message; if not, this has dropped it or given it up."""
-        if message.expires_at <= time.monotonic():
-            self.expire(message)
-            return False
-        given_up = None if self._in_order is not None else self._decide_before(message)
-        if given_up is None:
-            return bool(self._wait_for_rate([message]))
-        if given_up.too_old:
-            with self._giving_up_old:  # one thread at a time, so that many go together
-                old = [(message, given_up), *self._others_too_old()]
-                self._running[threading.get_ident()] = [message for message, _ in old]
-                self._give_up_all(old)
-        else:
-            self.give_up((message, given_up))
-        return False
+    # Before the handler.
+
+    def _sort(self, messages: list[Message]) -> tuple[list[Message], ToGiveUp]:
+        """Drop what has timed out. Return what may begin, once the rate lets it, and what to give up."""
+        ready: list[Message] = []
+        given_up: ToGiveUp = []
+        # Messages that are handled in order pass: their lane gives them up.
+        now, unchecked = time.monotonic(), self._unchecked if self._in_order is None else math.inf
+        for message in messages:
+            if message.expires_at <= now:
+                self.expire(message)
+            elif message.attempts > unchecked and (decision := self._decide_before(message)):
+                given_up.append((message, decision))
+            else:
+                ready.append(message)
+        return self._wait_for_rate(ready), given_up
+
+    def _dispose(self, given_up: ToGiveUp) -> None:
+        """Give up messages that no handler gets. If some are too old, so are perhaps more in the inbox: give
+        up all of them together, so that fresh ones behind them do not grow old.
+        """
+        me = threading.get_ident()
+        self._running[me] = [message for message, _ in given_up]
+        if not any(why.too_old for _, why in given_up):
+            self.give_up(given_up)
+            return
+        with self._giving_up_old:  # one thread at a time, so that many go together
+            old = self._remove(lambda each: each.expires_at > time.monotonic() and self.is_too_old(each))
+            given_up += [(each, why) for each in old if (why := self._decide_before(each)) is not None]
+            self._running[me] = [message for message, _ in given_up]
+            self.give_up(given_up)
 
     def _wait_for_rate(self, messages: list[Message]) -> list[Message]:
         """Wait until the rate lets these begin; the consumer touches them meanwhile. Return them, without
@@ -541,13 +515,12 @@ class HandlerPool:
         return decide_before(self.handled_attempts(message), self._max_attempts, age, self._max_age)
 
     def is_too_old(self, message: Message) -> bool:
-        """Return whether a message that was handed over must come back, as no task has begun it in time."""
+        """Return whether no handler may begin a message, as it has waited too long."""
         return self._max_age > 0 and self._in_order is None and self._age(message) > self._max_age
 
     def refuse_old(self, message: Message) -> None:
         """Raise TooOld for a message of an ordered partition that must not begin: its lane must end it."""
-        given_up = self._decide_before(message) if self._max_age else None
-        if given_up is not None:
+        if (given_up := self._decide_before(message)) is not None:
             raise TooOld(given_up.reason)
 
     def _age(self, message: Message) -> float:
@@ -555,30 +528,9 @@ class HandlerPool:
         age = time.time() - message.timestamp / 1e9
         if age < -self._max_age / 2 and message.nsqd_address not in self._warned_of_clocks:
             self._warned_of_clocks.add(message.nsqd_address)
-            text = (
-                "the clock of nsqd %s is %.1f s ahead of this machine's: its messages seem younger to max_age"
-            )
+            text = "the clock of nsqd %s is %.1f s ahead of this machine's: max_age takes effect later"
             log.warning(text, message.nsqd_address, -age, extra=self.fields_of(message))
         return age
-
-    def _others_too_old(self) -> list[tuple[Message, GivenUp]]:
-        """Take the messages that are too old out of the inbox, to give all of them up together: so that fresh
-        ones behind them do not grow old.
-        """
-        others, fresh, now = [], [], time.monotonic()
-        with suppress(queue.Empty):
-            for _ in range(self.inbox.qsize()):
-                message = self.inbox.get_nowait()
-                given_up = None
-                if message is not None and message.expires_at > now:
-                    given_up = self._decide_before(message)
-                if message is not None and given_up is not None and given_up.too_old:
-                    others.append((message, given_up))
-                else:
-                    fresh.append(message)
-        for each in fresh:
-            self.inbox.put(each)
-        return others
 
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
         me, now = threading.get_ident(), time.monotonic()
@@ -592,7 +544,8 @@ class HandlerPool:
         except BaseException as error:
             if self.inherited:
                 raise
-            self._answer_failed(batch, error, no_backoff)
+            self.give_up(self.failed(batch, error, no_backoff))
+            self.ended(me, batch, False)
             return
         unanswered = [message for message in batch if message.auto_response]
         now = time.monotonic()
@@ -626,10 +579,8 @@ def check_handler(handler: object) -> None:
 
 
 def surrounded(handler: Any, hooks: list[Callable[[Any], Any]], check: Callable[[Any], object]) -> Any:
-    """Return what to call for a handler: the first hook is the outermost. ``check`` refuses what a hook must
-    not return.
-    """
-    for hook in reversed(hooks):
+    """Return what to call for a handler. ``check`` refuses what a hook must not return."""
+    for hook in reversed(hooks):  # the first one is the outermost
         handler = hook(handler)
         try:
             check(handler)
@@ -653,8 +604,6 @@ def _called(handler: object) -> tuple[object, object]:
 
 
 def check_no_backoff(no_backoff: object) -> None:
-    classes = no_backoff if isinstance(no_backoff, tuple) else ()
-    if classes != no_backoff or not all(
-        isinstance(c, type) and issubclass(c, BaseException) for c in classes
-    ):
+    classes = no_backoff if isinstance(no_backoff, tuple) else (None,)
+    if not all(isinstance(each, type) and issubclass(each, BaseException) for each in classes):
         raise ConfigError(f"no_backoff is {no_backoff!r}; it must be a tuple of exception classes")

@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 # Backing off.
 
@@ -44,59 +43,31 @@ _LEAST_WINDOW = 20
 _QUIET = 10.0
 
 
-class FailureShare:
-    """The share of failures among the last ``window`` outcomes, of which older ones weigh less: ``value``.
+class Backoff:
+    """Backing off: ``waiting`` while no message may be delivered, ``testing`` while one may, else neither.
 
-    Only a message's first failure counts. A poison message fails at each attempt, and many that return
-    together would look like a service that is down. But if there have been no first attempts lately, the
-    failures of later ones count: a consumer that starts during an outage may get nothing else.
+    It begins when ``failure_share``, that of the last ``window`` outcomes, of which older ones weigh less,
+    reaches ``threshold``; with 0, at each failure. Only a message's first failure counts. A poison message
+    fails at each attempt, and many that return together would look like a service that is down. But if there
+    have been no first attempts lately, the failures of later ones count: a consumer that starts during an
+    outage may get nothing else.
     """
 
-    def __init__(self) -> None:
-        self.window = _LEAST_WINDOW
-        self.value = 0.0
+    def __init__(self, strategy: Strategy, longest: float, threshold: float = 0.0) -> None:
+        self._strategy, self._longest, self.threshold = strategy, longest, threshold
+        self.failure_share, self.window = 0.0, _LEAST_WINDOW
         self._later = math.inf  # failures of later attempts since the last outcome that counted
         self._counted_at = -math.inf
+        self.level = 0
+        self.until: float | None = None
 
     def set_at_once(self, calls: int) -> None:
         """Set how many calls of handlers there are at once: when a service fails, all of them do."""
         self.window = max(_LEAST_WINDOW, 2 * calls)
 
-    def succeeded(self, times: int, now: float) -> None:
-        """Note calls of handlers that have succeeded."""
-        if times > 0:
-            self.value = self.after(times)
-            self._later, self._counted_at = 0, now
-
-    def failed(self, first: bool, now: float) -> bool:
-        """Note a failure, at a message's ``first`` attempt or a later one; return whether it counts."""
-        quiet = self._later >= self.window and now - self._counted_at >= _QUIET
-        if not (first or quiet):
-            self._later += 1
-            return False
-        self.value += (1.0 - self.value) / self.window
-        if first:
-            self._later, self._counted_at = 0, now
-        return True
-
-    def after(self, successes: int) -> float:
-        """Return the share as it is after so many successes."""
-        return self.value * (1.0 - 1.0 / self.window) ** successes
-
-
-class Backoff:
-    """Backing off: ``waiting`` while no message may be delivered, ``testing`` while one may, else neither.
-
-    It begins when the share of failures reaches ``threshold``; with 0, at each failure.
-    """
-
-    def __init__(self, strategy: Strategy, longest: float, threshold: float = 0.0) -> None:
-        self._strategy = strategy
-        self._longest = longest
-        self.threshold = threshold
-        self.share = FailureShare()
-        self.level = 0
-        self.until: float | None = None
+    def share_after(self, successes: int) -> float:
+        """Return the share of failures as it is after so many successes."""
+        return self.failure_share * (1.0 - 1.0 / self.window) ** successes
 
     @property
     def waiting(self) -> bool:
@@ -107,40 +78,42 @@ class Backoff:
         return self.level > 0 and self.until is None
 
     def outcome(self, outcome: Outcome, now: float, *, first: bool = True, successes: int = 0) -> bool:
-        """Note a message's outcome; return whether that changes anything. ``first``: it is that of a
-        message's first attempt. ``successes`` are those since the last call that were not noted here one by
-        one.
+        """Note the outcome of a message's ``first`` attempt or a later one; return whether that changes
+        anything. ``successes`` are those since the last call that were not noted here one by one.
         """
         if self.waiting or self._longest <= 0:
             return False
         if self.level == 0:
-            self.share.succeeded(successes, now)
-            if outcome is not Outcome.FAILURE or not self._has_failed_too_often(first, now):
+            if successes > 0:
+                self.failure_share = self.share_after(successes)
+                self._later, self._counted_at = 0, now
+            if outcome is not Outcome.FAILURE or not self._fails_too_often(first, now):
                 return False
         if outcome is Outcome.FAILURE:
-            self._rise()
+            # The first failure always raises the level; later ones only up to the longest wait.
+            if self.level == 0 or self._strategy(self.level + 1) <= self._longest:
+                self.level += 1
         elif outcome is Outcome.SUCCESS:
             self.level -= 1
             if self.level == 0:
-                self.share.value = self.threshold  # if the service still fails, it is soon left alone again
+                self.failure_share = self.threshold  # if the service still fails, it is soon left alone again
         self.until = now + min(self._strategy(self.level), self._longest) if self.level else None
         return True
 
-    def _has_failed_too_often(self, first: bool, now: float) -> bool:
-        counts = self.share.failed(first, now)
-        return not self.threshold or (counts and self.share.value >= self.threshold)
+    def _fails_too_often(self, first: bool, now: float) -> bool:
+        quiet = self._later >= self.window and now - self._counted_at >= _QUIET
+        if not (first or quiet):
+            self._later += 1
+            return not self.threshold
+        self.failure_share += (1.0 - self.failure_share) / self.window
+        if first:
+            self._later, self._counted_at = 0, now
+        return self.failure_share >= self.threshold
 
-    def _rise(self) -> None:
-        # The first failure always raises the level; later ones only up to the longest wait.
-        if self.level == 0 or self._strategy(self.level + 1) <= self._longest:
-            self.level += 1
-
-    def expire(self, now: float) -> bool:
-        """End the wait if it is over, so that one message may test the service; return whether it ended."""
-        if self.until is None or now < self.until:
-            return False
-        self.until = None
-        return True
+    def expire(self, now: float) -> None:
+        """End the wait if it is over, so that one message may test the service."""
+        if self.until is not None and now >= self.until:
+            self.until = None
 
 
 # The speed of the handlers.
@@ -161,14 +134,11 @@ class HandlingLimit:
         return self.limit < math.inf
 
     def expired(self, now: float, timeout: float, max_in_flight: int, least: int) -> bool:
-        """Lower the limit, as no handler began a message within its ``timeout``; return whether it is lower.
-
-        Messages time out together, so one step down must take effect before the next one.
-        """
-        if now - self._changed_at < timeout:
-            return False
-        lower = max(least, int(min(self.limit, max_in_flight)) // 2)
-        if lower >= min(self.limit, max_in_flight):
+        """Lower the limit, as a message was not handled in its ``timeout``; return whether it is lower."""
+        limit = int(min(self.limit, max_in_flight))
+        lower = max(least, limit // 2)
+        # Messages time out together, so one step down must take effect before the next one.
+        if now - self._changed_at < timeout or lower >= limit:
             return False
         self.limit = lower
         self._changed_at = self._since = now
@@ -176,9 +146,7 @@ class HandlingLimit:
         return True
 
     def relax(self, now: float, timeout: float, max_in_flight: int, oldest: float) -> bool:
-        """Raise the limit if ``oldest``, the oldest message's age, stays low; return whether it is higher. It
-        stays while ``max_in_flight`` is no higher.
-        """
+        """Raise the limit if ``oldest``, the oldest message's age, stays low; return whether it is higher."""
         self._oldest = max(self._oldest, oldest)
         if not self.limit < max_in_flight or now - self._since < timeout:
             return False
@@ -194,18 +162,9 @@ class HandlingLimit:
 # The windows.
 
 
-class RdyChange(NamedTuple):
-    """Send a connection this RDY."""
-
-    key: Hashable
-    rdy: int
-
-
 @dataclass
 class NsqdWindow:
-    """The state of one connection. Each time is that of the latest such event. The connection's read loop
-    sets the times of messages, the owner sets the rest.
-    """
+    """The state of one connection. Its read loop sets the times of messages, the owner sets the rest."""
 
     key: Hashable
     max_rdy: int
@@ -220,10 +179,8 @@ class NsqdWindow:
 
 @dataclass
 class RdyWindows:
-    """The windows of all connections: report facts to it, then call ``decide``.
-
-    ``in_flight`` maps connections to the messages they have in flight now; a missing one has none. ``pick``
-    chooses one of several keys.
+    """The windows of all connections: report facts to it, then call ``decide``. ``in_flight`` maps a
+    connection to the messages that it has in flight now, if any. ``pick`` chooses one of several keys.
     """
 
     max_in_flight: int
@@ -231,26 +188,23 @@ class RdyWindows:
     pick: Callable[[list[Hashable]], Hashable]
     low_rdy_idle_timeout: float = 10.0
     low_rdy_timeout: float = 30.0
-    grows: bool = False
-    """Whether there is room for one message on each connection, even beyond ``max_in_flight``."""
+    grows: bool = False  # there is room for one message on each connection, even beyond ``max_in_flight``
 
     def __post_init__(self) -> None:
         self.nsqds: dict[Hashable, NsqdWindow] = {}
-        self.expected = 0
-        """Connections that there will be shortly: each gets a share, not only the first ones."""
+        self.expected = (
+            0  # connections that there will be shortly: each gets a share, not only the first ones
+        )
         self._turns: list[Hashable] = []  # the connections with RDY 1, while not all can have it
         self.paused = False
         self.handling = HandlingLimit()
-        self.rate_limit = math.inf
-        """The most messages that may be here, so that none waits too long for the user's rate."""
+        self.rate_limit = math.inf  # the most messages that may be here: none waits too long for the rate
+        # Whether a window is too small for want of room: decide again when a message is done.
         self.below_target = False
-        """Whether a window is too small for want of room: decide again when a message is done."""
 
     @property
     def allowed(self) -> int:
-        """The most messages that may be here: ``max_in_flight``, or fewer if the handlers are slow, or begin
-        at a rate.
-        """
+        """The most messages that may be here: fewer than ``max_in_flight`` if handlers are slow or rated."""
         most = max(self.max_in_flight, self.expected, len(self.nsqds)) if self.grows else self.max_in_flight
         return int(min(most, self.handling.limit, self.rate_limit))
 
@@ -261,9 +215,8 @@ class RdyWindows:
 
     def closing(self, key: Hashable) -> None:
         """Note that a connection gets no more messages; those in flight still count."""
-        if key in self.nsqds:
-            self.nsqds[key].closing = True
-            self.nsqds[key].rdy = 0  # nsqd stops by itself after CLS
+        if (nsqd := self.nsqds.get(key)) is not None:
+            nsqd.closing, nsqd.rdy = True, 0  # nsqd stops by itself after CLS
 
     def disconnected(self, key: Hashable) -> None:
         self.nsqds.pop(key, None)
@@ -295,8 +248,10 @@ class RdyWindows:
             return f"{nsqd.reason}; waits for messages in flight to finish before it gets {nsqd.target}"
         return nsqd.reason
 
-    def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[RdyChange]:
-        """Shrink windows that are too large, then grow others into the free room; return the orders."""
+    def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[tuple[Hashable, int]]:
+        """Shrink windows that are too large, then grow others into the free room. Return the orders: send
+        these connections this RDY.
+        """
         nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
         self.set_targets(nsqds, now, in_flight)
         windows = {nsqd.key: min(nsqd.rdy, nsqd.target) for nsqd in nsqds}
@@ -304,19 +259,24 @@ class RdyWindows:
         free = self.allowed - used
         if free < 0:
             for nsqd in sorted(nsqds, key=lambda nsqd: -nsqd.rdy):
-                free += _give_back(nsqd.key, windows, in_flight.get(nsqd.key, 0), -free)
+                # Not below the messages in flight: that would free no room.
+                freed = min(-free, max(0, windows[nsqd.key] - in_flight.get(nsqd.key, 0)))
+                windows[nsqd.key] -= freed
+                free += freed
         for nsqd in sorted(nsqds, key=lambda nsqd: (nsqd.rdy, nsqd.granted_at)):
-            free -= _grow(nsqd, windows, in_flight.get(nsqd.key, 0), free)
+            # A window no larger than the messages in flight takes no room and admits no new message.
+            held = in_flight.get(nsqd.key, 0)
+            before = max(windows[nsqd.key], held)
+            windows[nsqd.key] = max(windows[nsqd.key], min(nsqd.target, before + max(0, free)))
+            free -= max(windows[nsqd.key], held) - before
         self.below_target = free < 0 or any(windows[nsqd.key] < nsqd.target for nsqd in nsqds)
         changed = [nsqd for nsqd in nsqds if windows[nsqd.key] != nsqd.rdy]
         changed.sort(key=lambda nsqd: windows[nsqd.key] > nsqd.rdy)  # the shrinking ones first
-        return [self._grant(nsqd, windows[nsqd.key], now) for nsqd in changed]
-
-    def _grant(self, nsqd: NsqdWindow, rdy: int, now: float) -> RdyChange:
-        if nsqd.rdy == 0:
-            nsqd.granted_at = now
-        nsqd.rdy = rdy
-        return RdyChange(nsqd.key, rdy)
+        for nsqd in changed:
+            if nsqd.rdy == 0:
+                nsqd.granted_at = now
+            nsqd.rdy = windows[nsqd.key]
+        return [(nsqd.key, nsqd.rdy) for nsqd in changed]
 
     # Targets.
 
@@ -326,15 +286,13 @@ class RdyWindows:
         if stopped:
             set_all(nsqds, 0, stopped)
         elif self.backoff.testing:
-            self._give_turns(nsqds, 1)
             level = f"backing off (level {self.backoff.level})"
             set_all(nsqds, 0, f"{level}: another connection tries one message")
-            set_all(self._current_holders(), 1, f"{level}: tries one message")
+            set_all(self._give_turns(nsqds, 1), 1, f"{level}: tries one message")
         elif connections > self.allowed:
-            self._give_turns(nsqds, self.allowed)
             many = f"{connections} connections share a max_in_flight of {self.allowed}"
             set_all(nsqds, 0, f"{many}: waits for its turn")
-            set_all(self._current_holders(), 1, f"{many}: has its turn")
+            set_all(self._give_turns(nsqds, self.allowed), 1, f"{many}: has its turn")
         else:
             self._turns.clear()
             self._set_shares(nsqds, now, in_flight)
@@ -353,8 +311,8 @@ class RdyWindows:
             return f"backing off for {round(left, 3):g} s more (level {self.backoff.level})"
         return ""
 
-    def _give_turns(self, nsqds: list[NsqdWindow], few: int) -> None:
-        """Let ``few`` connections have one message each; ``_rotate`` passes that on to others."""
+    def _give_turns(self, nsqds: list[NsqdWindow], few: int) -> list[NsqdWindow]:
+        """Let ``few`` connections have one message each, and return them; ``_rotate`` passes that on."""
         present = {nsqd.key for nsqd in nsqds}
         self._turns = [key for key in self._turns if key in present][:few]
         waiting = [nsqd for nsqd in nsqds if nsqd.key not in self._turns]
@@ -370,14 +328,10 @@ class RdyWindows:
                 chosen = self._next_of([nsqd for nsqd in waiting if nsqd.rdy] or waiting)
             waiting.remove(self.nsqds[chosen])
             self._turns.append(chosen)
-
-    def _current_holders(self) -> list[NsqdWindow]:
         return [self.nsqds[key] for key in self._turns]
 
     def _set_shares(self, nsqds: list[NsqdWindow], now: float, in_flight: Mapping[Hashable, int]) -> None:
-        """Give connections with messages equal shares, and idle ones a window of one, so that they can show
-        that they have messages.
-        """
+        """Give connections with messages equal shares, and idle ones one, to show whether they have some."""
         since = now - self.low_rdy_idle_timeout
         idle: list[NsqdWindow] = []
         busy: list[NsqdWindow] = []
@@ -407,42 +361,21 @@ class RdyWindows:
         ]
         for place, key in enumerate(self._turns):
             nsqd = self.nsqds.get(key)
-            if waiting and nsqd is not None and self._turn_is_over(nsqd, now, in_flight):
-                self._turns[place] = chosen = self._next_of(waiting)
-                waiting.remove(self.nsqds[chosen])
+            # One without RDY has not begun: messages of others are still in flight.
+            if waiting and nsqd is not None and nsqd.rdy:
+                silent = now - max(nsqd.last_message_at, nsqd.granted_at) >= self.low_rdy_idle_timeout
+                idle = silent and not in_flight.get(key, 0)
+                if idle or now - nsqd.granted_at >= self.low_rdy_timeout:
+                    self._turns[place] = chosen = self._next_of(waiting)
+                    waiting.remove(self.nsqds[chosen])
 
     def _next_of(self, waiting: list[NsqdWindow]) -> Hashable:
         """Pick the connection that has waited longest. Chance decides among equals."""
         longest = min(nsqd.granted_at for nsqd in waiting)
         return self.pick([nsqd.key for nsqd in waiting if nsqd.granted_at == longest])
 
-    def _turn_is_over(self, nsqd: NsqdWindow, now: float, in_flight: Mapping[Hashable, int]) -> bool:
-        if not nsqd.rdy:
-            return False  # it has not begun: messages of others are still in flight
-        since = now - max(nsqd.last_message_at, nsqd.granted_at)
-        if since >= self.low_rdy_idle_timeout and not in_flight.get(nsqd.key, 0):
-            return True
-        return now - nsqd.granted_at >= self.low_rdy_timeout
-
 
 def set_all(nsqds: Iterable[NsqdWindow], target: int, reason: str) -> None:
     for nsqd in nsqds:
         nsqd.target = target
         nsqd.reason = reason
-
-
-def _give_back(key: Hashable, windows: dict[Hashable, int], held: int, owed: int) -> int:
-    """Shrink the window by ``owed``, but not below ``held``, the messages in flight; return the room."""
-    freed = min(owed, max(0, windows[key] - held))
-    windows[key] -= freed
-    return freed
-
-
-def _grow(nsqd: NsqdWindow, windows: dict[Hashable, int], held: int, free: int) -> int:
-    """Grow the window towards its target, into ``free`` room; return the room taken.
-
-    A window no larger than ``held``, the messages in flight, takes no room and admits no new message.
-    """
-    used = max(windows[nsqd.key], held)
-    windows[nsqd.key] = max(windows[nsqd.key], min(nsqd.target, used + max(0, free)))
-    return max(windows[nsqd.key], held) - used

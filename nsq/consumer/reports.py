@@ -141,6 +141,12 @@ def health_of(engine: Engine) -> ConsumerHealth:
         )
         for conn in conns
     ]
+    threads = engine.owner.exists + len(engine.discovery.threads)
+    threads += sum([thread.is_alive() for thread in engine.endpoints.threads])
+    if engine.running:
+        threads += len(engine.pool) + engine.reporter.hooked
+    endpoints = sorted(engine.endpoints.all, key=lambda endpoint: endpoint.label)
+    discovery = engine.discovery.health() + [endpoint.words(now) for endpoint in endpoints]
     health = ConsumerHealth(
         ok=any(connection.rdy for connection in connections),
         summary=_summary(engine, connections),
@@ -151,8 +157,8 @@ def health_of(engine: Engine) -> ConsumerHealth:
         backoff_level=engine.connections.windows.backoff.level,
         failure_share=engine.connections.failure_share,
         connections=connections,
-        threads=engine.threads,
-        discovery=_discovery(engine, now) if engine.running else [],
+        threads=threads,
+        discovery=discovery if engine.running else [],
     )
     return engine.dialect.health(health)
 
@@ -175,11 +181,6 @@ def _summary(engine: Engine, connections: list[ConnectionHealth]) -> str:
     if many == 1:
         return "1 connection, which may send"
     return f"{many} connections, {open_ones if stuck else 'all'} of which may send"
-
-
-def _discovery(engine: Engine, now: float) -> list[str]:
-    endpoints = sorted(engine.endpoints.all, key=lambda endpoint: endpoint.label)
-    return engine.discovery.health() + [endpoint.words(now) for endpoint in endpoints]
 
 
 def added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
@@ -256,6 +257,10 @@ class Reporter:
     def tell(self, hook: Callable[..., None], *args: object) -> None:
         if self.hooked:
             self.callbacks.tell(hook, *args)
+
+    def log(self, level: int, text: str, *values: object, address: str = "") -> None:
+        """Log a line that begins with the consumer's name."""
+        log.log(level, text, self.name, *values, extra=self.fields(address))
 
     def fields(self, address: str = "") -> dict[str, str]:
         return {**self._fields, "nsqd_address": address} if address else self._fields.copy()

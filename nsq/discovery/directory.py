@@ -19,13 +19,10 @@ from nsq.connection.backoff import Pauses
 
 #: Complete rounds in a row that must miss an nsqd before it is pruned.
 ROUNDS_TO_PRUNE = 3
-
 #: A requested lookup begins at least this many seconds after the one before.
 SPACING = 1.0
-
 #: Failures in a row after which an nsqlookupd is asked in regular rounds alone.
 FAILURES = 3
-
 #: While no nsqlookupd lists an nsqd, the longest pause before the second question; it doubles with each.
 SEARCH_PAUSE = 2.0
 
@@ -50,37 +47,31 @@ class KnownNsqd:
 
 
 class Directory:
-    """All nsqds that are wanted, or were until a moment ago.
-
-    ``poll_interval`` is the time between two questions to an nsqlookupd. With ``prune``, nsqds that complete
-    rounds no longer list are dropped, connected or not.
+    """All nsqds that are wanted, or were until a moment ago. With ``prune``, those that complete rounds no
+    longer list are dropped, connected or not.
     """
 
     def __init__(self, poll_interval: float, *, prune: bool = False) -> None:
         self.nsqds: dict[str, KnownNsqd] = {}
-        self._poll_interval = poll_interval
-        self._prune = prune
+        self._poll_interval, self._prune = poll_interval, prune
         self._certain = False  # the last round was complete: an nsqd that it did not list is gone
         self._dropped: list[str] = []
 
-    def add(self, address: str) -> None:
-        self._nsqd(address).given = True
-
-    def remove(self, address: str) -> None:
-        """Remove an nsqd that the user named. It stays while an nsqlookupd lists it."""
-        nsqd = self.nsqds.get(address)
-        if nsqd is not None and nsqd.given:
-            nsqd.given = False
-            if not nsqd.listed:
-                self._drop(address)
+    def give(self, addresses: Collection[str]) -> None:
+        """Note all nsqds that the user names. One that is no longer named stays while it is listed."""
+        for address in sorted(addresses):
+            self.nsqds.setdefault(address, KnownNsqd()).given = True
+        for address, nsqd in list(self.nsqds.items()):
+            if nsqd.given and address not in addresses:
+                nsqd.given = False
+                if not nsqd.listed:
+                    self._drop(address)
 
     def heard(self, addresses: Iterable[str]) -> None:
         """Note the nsqds that one nsqlookupd lists: new ones are wanted before the others have answered."""
         for address in addresses:
-            nsqd = self._nsqd(address)
-            nsqd.listed = True
-            nsqd.missed = 0
-            nsqd.missed_since = math.inf
+            nsqd = self.nsqds.setdefault(address, KnownNsqd())
+            nsqd.listed, nsqd.missed, nsqd.missed_since = True, 0, math.inf
 
     def round_ended(self, answers: Collection[Answer], now: float) -> None:
         """Note a round: each nsqlookupd has answered or failed (None). Empty: the last one was removed."""
@@ -88,34 +79,25 @@ class Directory:
         listed = frozenset().union(*known)
         self.heard(listed)
         self._certain = len(known) == len(answers)
-        for address, nsqd in list(self.nsqds.items()):
-            if address not in listed:
-                self._not_listed(address, nsqd, now, asked=bool(answers))
-
-    def _not_listed(self, address: str, nsqd: KnownNsqd, now: float, *, asked: bool) -> None:
-        if not self._certain:
-            # The nsqlookupd that failed may list it: count the rounds in a row anew.
-            nsqd.missed = 0
-            nsqd.missed_since = math.inf
-            return
-        nsqd.listed = False
-        nsqd.missed += 1
-        nsqd.missed_since = min(nsqd.missed_since, now)
-        if nsqd.given:
-            return
-        # Not at the first round that misses it: a restarting nsqd is unlisted for some seconds, and we must
-        # find it again before the next regular round.
-        searched = now - nsqd.missed_since >= self._poll_interval
-        if not asked or (searched and not self._prune):
-            del self.nsqds[address]
-        elif searched and nsqd.missed >= ROUNDS_TO_PRUNE:
-            # Time as well as rounds: lost connections make rounds follow each other within a second, and an
-            # nsqlookupd that has just started lists few nsqds until these have found it. One interval, as
-            # jitter can halve the two intervals between three rounds.
-            self._drop(address)
-
-    def _nsqd(self, address: str) -> KnownNsqd:
-        return self.nsqds.setdefault(address, KnownNsqd())
+        for address, nsqd in [each for each in self.nsqds.items() if each[0] not in listed]:
+            if not self._certain:  # the nsqlookupd that failed may list it: count the rounds in a row anew
+                nsqd.missed, nsqd.missed_since = 0, math.inf
+                continue
+            nsqd.listed = False
+            nsqd.missed += 1
+            nsqd.missed_since = min(nsqd.missed_since, now)
+            if nsqd.given:
+                continue
+            # Not at the first round that misses it: a restarting nsqd is unlisted for some seconds, and we
+            # must find it again before the next regular round.
+            searched = now - nsqd.missed_since >= self._poll_interval
+            if not answers or (searched and not self._prune):
+                del self.nsqds[address]
+            elif searched and nsqd.missed >= ROUNDS_TO_PRUNE:
+                # Time as well as rounds: lost connections make rounds follow each other within a second, and
+                # an nsqlookupd that has just started lists few nsqds until these have found it. One interval,
+                # as jitter can halve the two intervals between three rounds.
+                self._drop(address)
 
     def _drop(self, address: str) -> None:
         del self.nsqds[address]
@@ -173,12 +155,8 @@ class LookupSchedule:
     """
 
     def __init__(self, interval: float, jitter: float, timeout: float, retries: Pauses) -> None:
-        self.lookupds: dict[Hashable, Lookupd] = {}
-        """The nsqlookupds to ask. A new one is due at once."""
-        self._interval = interval
-        self._jitter = jitter
-        self._timeout = timeout
-        self._retries = retries
+        self.lookupds: dict[Hashable, Lookupd] = {}  # a new one is due at once
+        self._interval, self._jitter, self._timeout, self._retries = interval, jitter, timeout, retries
         self._searches = Pauses(min(SEARCH_PAUSE, interval), interval, retries.chance)
 
     def request(self, now: float, spacing: float = SPACING) -> None:
@@ -194,9 +172,7 @@ class LookupSchedule:
         """Return the nsqlookupds to ask now; report each result to ``answered`` or ``failed``."""
         due = [each for each in self.lookupds.values() if not each.busy and each.ask_at <= now]
         for lookupd in due:
-            lookupd.busy = True
-            lookupd.asked_at = now
-            lookupd.deadline = now + self._timeout
+            lookupd.busy, lookupd.asked_at, lookupd.deadline = True, now, now + self._timeout
             lookupd.ask_at = now + self._interval * (1.0 + self._jitter * (self._retries.chance() - 0.5))
         return due
 
@@ -210,8 +186,7 @@ class LookupSchedule:
         """Note an answer, even a late one. ``answer`` holds those of the listed nsqds that count."""
         if lookupd.deadline == math.inf:  # late: there is no need to ask again soon
             lookupd.ask_at = max(lookupd.ask_at, lookupd.asked_at + self._interval)
-        lookupd.busy = False
-        lookupd.deadline = math.inf
+        lookupd.busy, lookupd.deadline = False, math.inf
         lookupd.answered_at, lookupd.listed = now, listed
         lookupd.empty = 0 if listed else lookupd.empty + 1
         if not any(each.listed for each in self.lookupds.values()):
@@ -230,8 +205,7 @@ class LookupSchedule:
         if lookupd.deadline == math.inf:
             return False  # its deadline has passed: noted already
         news = error != lookupd.error
-        lookupd.deadline = math.inf
-        lookupd.ask_at = now + self._retries.draw_late(lookupd.failures)
+        lookupd.deadline, lookupd.ask_at = math.inf, now + self._retries.draw_late(lookupd.failures)
         lookupd.failed_at, lookupd.error = now, error
         lookupd.failures += 1
         lookupd.heard, lookupd.answer = True, None
@@ -245,8 +219,8 @@ class LookupSchedule:
     def round_over(self) -> bool:
         """Whether every nsqlookupd has answered or failed in this round; true once per round."""
         lookupds = self.lookupds.values()
-        over = bool(lookupds) and all(each.heard for each in lookupds)
-        if over:
-            for lookupd in lookupds:
-                lookupd.heard = False
-        return over
+        if not lookupds or not all(each.heard for each in lookupds):
+            return False
+        for lookupd in lookupds:
+            lookupd.heard = False
+        return True

@@ -24,7 +24,7 @@ from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
-from nsq.discovery.directory import SPACING, Answer, Directory, Kind, KnownNsqd, Lookupd, LookupSchedule
+from nsq.discovery.directory import SPACING, Answer, Directory, Kind, Lookupd, LookupSchedule
 from nsq.errors import ApiError, ApiRefused, NsqError, UsageError
 from nsq.http.message import Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
@@ -64,10 +64,7 @@ class Asker:
         detect: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._topic = topic
-        self._config = config
-        self._detect = detect
-        self._clock = clock
+        self._topic, self._config, self._detect, self._clock = topic, config, detect, clock
         self._transport = SocketTransport(interrupt_streams=True)
 
     def ask(self, lookupd: str) -> frozenset[str] | None:
@@ -124,15 +121,14 @@ class Discovery:
     """Finds the nsqds that a client wants: those that the user names, and those that have the topic of
     ``subscription``; without one, all that there are.
 
-    ``found`` is called with all of them whenever they change. ``dropped`` is called with one that the user
-    has removed, or that was pruned: disconnect from it. ``original`` is called when an nsqlookupd belongs to
-    the original NSQ. ``other`` is called when one belongs to a partitioned NSQ, perhaps after that, and
-    returns what asks from then on. Each of the two is called once. All run on the discovery thread and must
-    not block. With ``is_other`` the client has use for a partitioned NSQ alone.
+    ``found`` gets all of them whenever they change, ``dropped`` one that the user has removed, or that was
+    pruned: disconnect from it. ``original`` is called once when an nsqlookupd belongs to the original NSQ.
+    ``other`` is called once when one belongs to a partitioned NSQ, perhaps after that, and returns what asks
+    from then on. All run on the discovery thread and must not block. With ``is_other`` the client has use for
+    a partitioned NSQ alone.
 
-    ``rewrite`` and ``accept`` are the user's functions: ``rewrite`` is called with each address of an answer,
-    then ``accept`` with their sorted list. They run there too, so a slow one delays discovery and nothing
-    else. The threads are NAME-lookupd and, each for a short while, NAME-ask-LOOKUPD.
+    ``rewrite``, a user's function, gets each address of an answer, then ``accept`` gets their sorted list. A
+    slow one delays discovery alone. The threads are NAME-lookupd and, for a short while, NAME-ask-LOOKUPD.
     """
 
     def __init__(
@@ -154,16 +150,15 @@ class Discovery:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        # Why no nsqd is known, by the latest answer or failure of an nsqlookupd.
         self.absence = "none is discovered yet"
-        """The reason why no nsqd is known, from the latest answer or failure of an nsqlookupd."""
+        # Which NSQ the nsqlookupds belong to; None until one has answered.
         self.kind: Kind | None = "original" if config.cluster == "original" else None
-        """Which NSQ the nsqlookupds belong to; None until one has answered."""
         self._subscription = subscription
         self._topic = None if subscription is None else subscription.topic
         self._found, self._dropped = found, dropped
         self._original, self._other = original, other
-        self._name = name
-        self.clock = clock
+        self._name, self.clock = name, clock
         self._detects = other is not None and config.cluster != "original"
         self._askers = [asker or Asker(self._topic, config, detect=self._detects)]  # the last one asks
         # The user's addresses. Any thread changes these dicts, one method call at a time; the discovery
@@ -178,19 +173,14 @@ class Discovery:
         self._tasks: tuple[threading.Thread, ...] = ()
         self._rewrite, self._accept = rewrite, accept
         self._said: dict[str, str] = {}  # by user's function: the failure logged last
-        self._directory = Directory(config.lookupd_poll_interval, prune=config.prune)
         self._config = config
-        self._schedule = LookupSchedule(
-            config.lookupd_poll_interval,
-            config.lookupd_poll_jitter,
-            config.lookupd_poll_timeout + _MARGIN,
-            Pauses(config.reconnect_initial, config.lookupd_poll_interval, chance),
-        )
-        self._given: frozenset[str] = frozenset()  # the user's nsqds that the directory knows
+        self._directory = Directory(config.lookupd_poll_interval, prune=config.prune)
+        interval, timeout = config.lookupd_poll_interval, config.lookupd_poll_timeout + _MARGIN
+        retries = Pauses(config.reconnect_initial, interval, chance)
+        self._schedule = LookupSchedule(interval, config.lookupd_poll_jitter, timeout, retries)
         self._lookupds = self._schedule.lookupds
         self._topic_doubtful = self._topic is not None  # perhaps misspelt: not listed, and no warning given
-        self.wanted: dict[Key, Wanted] = {}
-        """The nsqds as ``found`` got them last."""
+        self.wanted: dict[Key, Wanted] = {}  # as ``found`` got them last
         if other is not None and self._nsqlookupds and (is_other or config.cluster == "partitioned"):
             self._switch(other)
         self._follow_user(clock())
@@ -209,9 +199,7 @@ class Discovery:
         return self._tasks if own is None else (own, *self._tasks)
 
     def start(self) -> None:
-        """Start the discovery thread, unless it exists. Raises RuntimeError when no thread can be started;
-        may be called again then.
-        """
+        """Start the thread, unless it exists. Raises RuntimeError if that is impossible; repeatable then."""
         if self.owner.exists or self._stopping:
             return
         self.owner.start()
@@ -232,25 +220,22 @@ class Discovery:
         for asker in self._askers:
             asker.abandon()
 
-    # The user's addresses: any thread, signal handlers too. An exception may interrupt these anywhere.
+    # As in ``Consumer``: any thread, signal handlers too. An exception may interrupt these anywhere. To add
+    # an address again does nothing.
 
     def add_nsqd(self, address: str) -> None:
-        """Connect to an nsqd, and again whenever the connection is lost. Does nothing if added before."""
         checked_nsqds([address])
         self._nsqds.setdefault(address, address)
         self.owner.wake()
 
     def remove_nsqd(self, address: str) -> None:
-        """Disconnect from an nsqd, unless an nsqlookupd lists it."""
         self._remove(self._nsqds, address, address, f"nsqd {address}")
 
     def add_nsqlookupd(self, address: str) -> None:
-        """Ask this nsqlookupd too, and at once. Does nothing if added before."""
         self._nsqlookupds.setdefault(nsqlookupd_address(address), address)
         self.owner.wake()
 
     def remove_nsqlookupd(self, address: str) -> None:
-        """Ask this nsqlookupd no more. Connections to the nsqds that it listed stay until they end."""
         url = nsqlookupd_address(address)
         self._remove(self._nsqlookupds, url, address, f"nsqlookupd {url}")
 
@@ -277,11 +262,10 @@ class Discovery:
 
     @property
     def given_nsqlookupds(self) -> tuple[str, ...]:
-        """The nsqlookupds that the user has given and added."""
         return tuple(self._nsqlookupds.copy().values())
 
     def also_ask(self, nsqlookupds: Iterable[str]) -> None:
-        """Ask these nsqlookupds too, from now on, instead of those of the call before."""
+        """Ask these nsqlookupds too, instead of those of the call before."""
         listed = {nsqlookupd_address(text): text for text in nsqlookupds}
         if listed != self._listed:
             self._listed = listed
@@ -295,8 +279,6 @@ class Discovery:
         except BaseException as error:
             self._log_once(f"rewrite_address({address!r})", "the address is used as it is", error)
             return address
-
-    # State and reports.
 
     def health(self) -> list[str]:
         now = self.clock()
@@ -312,32 +294,23 @@ class Discovery:
             for asker in self._askers:
                 asker.cancel()
             return None
+        now = self.clock()
         try:
-            self._act()
+            self._follow_user(now)
+            for lookupd in self._schedule.overdue(now):
+                reason = f"{lookupd.address} did not answer within {self._config.lookupd_poll_timeout:g} s"
+                self._note_failure(lookupd, reason, still_busy=True)
+            if self._schedule.round_over():
+                self._end_round(now)
+            self._report()
+            for lookupd in self._schedule.due(now):
+                self._ask(lookupd)
         finally:
             self.nsqlookupds = self._copies()
         return min(self._schedule.next_due(), self._askers[-1].turn())
 
-    def _act(self) -> None:
-        now = self.clock()
-        self._follow_user(now)
-        for lookupd in self._schedule.overdue(now):
-            reason = f"{lookupd.address} did not answer within {self._config.lookupd_poll_timeout:g} s"
-            self._note_failure(lookupd, reason, still_busy=True)
-        if self._schedule.round_over():
-            self._end_round(now)
-        self._report()
-        for lookupd in self._schedule.due(now):
-            self._ask(lookupd)
-
     def _follow_user(self, now: float) -> None:
-        """Adopt the nsqds and nsqlookupds that the user has added and removed."""
-        given = frozenset(self._nsqds.copy())
-        for address in sorted(given - self._given):
-            self._directory.add(address)
-        for address in sorted(self._given - given):
-            self._directory.remove(address)
-        self._given = given
+        self._directory.give(self._nsqds.copy())
         wanted = {**self._listed, **self._nsqlookupds.copy()}
         for url in self._lookupds.keys() - wanted.keys():
             del self._lookupds[url]
@@ -348,22 +321,20 @@ class Discovery:
                 self._lookupds[url] = Lookupd(text, str(url))
 
     def _report(self) -> None:
-        nsqds = self._directory.nsqds.items()
-        named = {(each := self._wanted(address, nsqd)).key: each for address, nsqd in sorted(nsqds)}
+        named = {}
+        for address, nsqd in sorted(self._directory.nsqds.items()):
+            dial = self._directory.may_be_there(nsqd)
+            want = Wanted(address, self._subscription, nsqd.given, nsqd.listed, dial)
+            named[want.key] = want
         wanted = self._askers[-1].wanted(named)
         if wanted != self.wanted:
             self.wanted = wanted
             self._found(wanted)
         # After ``found``: a connection that is ready between the two is refused, or dropped like any other.
         for address in self._directory.to_drop():
-            self._dropped(self._wanted(address, KnownNsqd()).key)
-
-    def _wanted(self, address: str, nsqd: KnownNsqd) -> Wanted:
-        dial = self._directory.may_be_there(nsqd)
-        return Wanted(address, self._subscription, nsqd.given, nsqd.listed, dial)
+            self._dropped(Wanted(address, self._subscription).key)
 
     def _ask(self, lookupd: Lookupd) -> None:
-
         def task() -> None:
             result: frozenset[str] | NsqError | None
             try:
@@ -428,7 +399,7 @@ class Discovery:
         self._directory.round_ended(answers, now)
         if any(lookupd.listed for lookupd in lookupds):
             self._topic_doubtful = False
-        elif self._topic_doubtful and None not in answers and not self._given:
+        elif self._topic_doubtful and None not in answers and not self._nsqds:
             self._topic_doubtful = False
             log.warning(
                 "no nsqlookupd lists an nsqd with topic %r (asked: %s; asked again in %.1f s, then less "

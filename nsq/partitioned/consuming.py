@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Key, Wanted
-from nsq.consumer.dialect import Original
+from nsq.consumer.engine import Dialect, Engine
 from nsq.consumer.reports import ConsumerHealth, ConsumerStats, PartitionHealth
 from nsq.discovery.directory import Kind
 from nsq.discovery.lookups import Asker, Discovery
@@ -37,9 +37,6 @@ from nsq.partitioned.lookups import Lookups, key_of
 from nsq.partitioned.subscription import PartitionSubscription, Reading, mismatch
 from nsq.partitioned.table import TopicTable
 
-if TYPE_CHECKING:
-    from nsq.consumer.engine import Engine
-
 log = Logger("nsq.consumer")
 
 #: What nsqd answers to a subscription while leaders move, or the topic's settings change.
@@ -49,7 +46,7 @@ _PASSING = (NotLeader, NotWritable, TopicNotExist, ExtendNeeded, ExtendForbidden
 _FORMER_PATIENCE = 5.0
 
 
-class Partitioned(Original):
+class Partitioned(Dialect):
     """The dialect for a partitioned NSQ, whose messages come in any order."""
 
     def __init__(self, engine: Engine, reading: Reading) -> None:

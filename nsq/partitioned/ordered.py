@@ -183,7 +183,7 @@ class Ordered(Partitioned):
         # As nsqd's errors name them: messages that were finished a second time, which it may refuse.
         self._finished_again: dict[str, None] = {}
 
-    def make_pool(self, arguments: Mapping[str, Any]) -> HandlerPool:
+    def make_pool(self, **arguments: Any) -> HandlerPool:
         self._pool = HandlerPool(
             max_attempts=0,
             requeue_delay=lambda attempts, _: self.pause(attempts),

@@ -243,15 +243,16 @@ def test_a_connection_that_comes_during_a_stop_is_closed_and_no_hook_hears_of_it
 def test_an_nsqd_that_is_removed_at_the_moment_it_is_connected_is_left(
     make: Make, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drop = Engine.dropped
+    consumer = make().add_handler(nothing)
+    drop = consumer._engine.discovery._dropped
 
-    def late(engine: Engine, key: Key) -> None:
-        drop(engine, key)
+    def late(key: Key) -> None:
+        drop(key)
         Nsqd(peer)
         peer.wait_until(lambda got: peer.closed or b"RDY" in got)
 
-    monkeypatch.setattr(Engine, "dropped", late)
-    consumer = make().add_handler(nothing).start()
+    monkeypatch.setattr(consumer._engine.discovery, "_dropped", late)
+    consumer.start()
     accept(transport)
     consumer.add_nsqd(B)
     peer = transport.accept()

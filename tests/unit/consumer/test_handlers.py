@@ -118,7 +118,7 @@ def test_the_memory_of_deliveries_that_no_handler_saw_is_bounded(
     for number in (1, 2, 1, 3):
         pool.expire(desk.message(number))
     counts = pool.timed_out_unhandled
-    assert {int(message_id): count for (_, message_id), count in counts.items()} == {1: 2, 3: 1}
+    assert {int(message_id): count for (_, _, message_id), count in counts.items()} == {1: 2, 3: 1}
 
 
 def test_the_pool_knows_the_messages_in_work(pool: HandlerPool, desk: Desk) -> None:

@@ -49,7 +49,7 @@ class Channel:
         self.waiting.extend((at, attempts, poison) for _, at, attempts, poison in self.in_work)
         self.in_work.clear()
         self.backoff = Backoff(exponential(1.0), Config().max_backoff_duration, self.after)
-        self.backoff.share.set_at_once(THREADS)
+        self.backoff.set_at_once(THREADS)
         self.successes = 0
 
     def run(self, seconds: float, arrive_for: float, restarts: tuple[float, ...] = ()) -> Channel:

@@ -29,8 +29,7 @@ A, B, C, D = "a:4150", "b:4150", "c:4150", "d:4150"
 
 def directory(*given: str, prune: bool = False) -> Directory:
     made = Directory(INTERVAL, prune=prune)
-    for address in given:
-        made.add(address)
+    made.give(given)
     return made
 
 
@@ -122,12 +121,12 @@ class Life(RuleBasedStateMachine):
     @rule(address=ADDRESSES)
     def added(self, address: str) -> None:
         self.given.add(address)
-        self.subject.add(address)
+        self.subject.give(self.given)
 
     @rule(address=ADDRESSES)
     def removed(self, address: str) -> None:
         self.given.discard(address)
-        self.subject.remove(address)
+        self.subject.give(self.given)
         assert set(self.subject.to_drop()) <= {address} - self.listed
 
     @rule(answers=st.lists(ANSWER, min_size=1, max_size=3))

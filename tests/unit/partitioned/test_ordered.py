@@ -97,11 +97,9 @@ class Site:
             "stop", partition
         )
         self.pool = self.ordered.make_pool(
-            {
-                "name": "nsq-test",
-                "give_up": lambda given_up: [self._give_up(*each) for each in given_up],
-                "starved": lambda: False,
-            }
+            name="nsq-test",
+            give_up=lambda given_up: [self._give_up(*each) for each in given_up],
+            starved=lambda: False,
         )
         self.pool.add(handler, threads)
         self.pool.start()
