@@ -39,18 +39,20 @@ from nsq.partitioned.rules import (
 )
 from nsq.partitioned.snapshots import Place, Snapshots, TopicSnapshot, destination
 from nsq.partitioned.tracing import Tracing, log_publish
+from nsq.producer.answers import Rules
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
     NO_OPTIONS,
     Defer,
+    Maker,
     P,
     Publish,
     PublishOptions,
     checked_bodies,
     given_options,
 )
-from nsq.producer.routing import OtherRouting, Routing, Target, Targets
+from nsq.producer.routing import Plain, Target, Targets
 from nsq.wire import commands
 from nsq.wire.names import check_topic
 
@@ -99,8 +101,8 @@ class Partition:
         self.tried_with, self.retry_at = None, -math.inf
 
 
-class Router(OtherRouting):
-    """Knows which nsqd leads which partition. In an original cluster ``Routing`` has its place."""
+class Router:
+    """Knows which nsqd leads which partition. In an original cluster ``Plain`` has its place."""
 
     patience = PATIENCE
 
@@ -115,12 +117,15 @@ class Router(OtherRouting):
         tracing: Tracing | None = None,
     ) -> None:
         setup, config = pool.setup, pool.setup.config
-        super().__init__(pool, config)
         pinned = cast("Kind | None", None if config.cluster == "detect" else config.cluster)
-        self.lookups: Lookups = Lookups(config, "w", pinned=pinned, clock=setup.clock)
+        self.lookups = Lookups(config, "w", pinned=pinned, clock=setup.clock)
         self.lookups.attach(discovery, pool.owner.ask, self._note_answer)
         for publish in pool.waiting.copy():
             self.lookups.learn(publish.topic)
+        self.open: Targets = ()
+        self.due_at = math.inf
+        self.urgent = False
+        self.awaits_ends = False
         self.kind: Kind | None = None
         self.key_hash = key_hash
         self.tracing = tracing or Tracing()
@@ -128,10 +133,10 @@ class Router(OtherRouting):
         self.topics: Mapping[str, TopicSnapshot] = {}
         """Snapshots for callers. Replaced, never changed."""
         self._targets: Mapping[str, Targets] = {}  # by destination; for callers, too
-        self._given = setup.addresses
+        self._pool, self._config, self._given = pool, config, setup.addresses
         self._snapshots = Snapshots(key_partitions or {}, in_turn=not least_pending)
-        self._least_pending = least_pending
-        self.rules = PartitionRules(self)
+        self._least_pending, self._plain = least_pending, Maker(config)
+        self.rules: Rules = PartitionRules(self)
         # The pool's thread.
         self._busy: dict[Place, Partition] = {}
         self._last: dict[Place, PublishingEndpoint] = {}  # the leader that got the latest publish
@@ -178,7 +183,7 @@ class Router(OtherRouting):
             return publish
         if defer is not None and self.kind is not None:
             raise _no_deferring()
-        publish = super().new_publish(make, topic, body, defer)
+        publish = self._plain.new_publish(make, topic, body, defer)
         given = given_options(options) if options else {}
         if publish.command is not None:  # deferred, and the kind of the cluster is not known yet
             publish.rules, publish.destination = self.rules, UNPLACED
@@ -297,9 +302,7 @@ class Router(OtherRouting):
         return True
 
     def _follow(self, kind: Kind | None) -> None:
-        """Take the place of the usual ``Routing`` or leave it. Publishes that wait become those of the other
-        NSQ.
-        """
+        """Take the place of ``Plain`` or leave it. Publishes that wait become those of the other NSQ."""
         if kind is None or kind == self.kind:
             return
         name = "a partitioned" if kind == "partitioned" else "the original"
@@ -315,8 +318,7 @@ class Router(OtherRouting):
         self.topics, self._targets, self._shown = {}, {}, None
         self._blocked.endpoints.clear()
         pool.nsqds.also_want({})
-        # First: publishes that come from now on are its own.
-        pool.routing = plain = Routing(pool, self._config)
+        pool.routing = plain = Plain(pool, self._config)  # first: publishes that come from now on are its own
         while pool.waiting:
             waiting.append(pool.waiting.popleft())
         for publish in waiting:

@@ -39,7 +39,7 @@ from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import QUEUED, SENT, Publish, PublishFuture, checked_timeout
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
-from nsq.producer.routing import Detection, NewOther, Routing, Target, Targets
+from nsq.producer.routing import Detection, NewOther, Plain, Routing, Target, Targets
 from nsq.threads.owner import Ending, Owner, last_moment
 from nsq.threads.waiters import Callbacks, Waiters, event_loop
 from nsq.wire import commands
@@ -104,7 +104,7 @@ class Pool:
             failed=self._close_unstarted,
             clock=setup.clock,
         )
-        self.routing = Routing(self, setup.config)
+        self.routing: Routing = Plain(self, setup.config)
         self.detection = Detection(self, new_other)
         self.nsqds = Nsqds(self)
         self.closed = False  # whether new publishes are refused

@@ -17,7 +17,7 @@ import nsq
 from nsq import aio
 from nsq.partitioned import routing
 from nsq.partitioned.keys import partition_for
-from nsq.producer.routing import Routing
+from nsq.producer.routing import Plain
 from nsq.testing import Nsqd, Nsqlookupd, PartitionedCluster
 from nsq.testing.partitioned import Lookup, Node
 from nsq.testing.plugin import partitioned_cluster as cluster
@@ -224,7 +224,7 @@ def test_a_cluster_that_becomes_a_partitioned_one_is_followed(orders: Partitione
         eventually(lambda: isinstance(producer._pool.routing, routing.Router))
         producer.publish("orders", b"x", key="k")
         set_list(orders, 404, "NOT_FOUND")
-        eventually(lambda: type(producer._pool.routing) is Routing)
+        eventually(lambda: isinstance(producer._pool.routing, Plain))
         with pytest.raises(nsq.UsageError, match="key= needs a partitioned NSQ"):
             producer.publish("orders", b"x", key="k")
         producer.publish("orders", b"to any nsqd")
