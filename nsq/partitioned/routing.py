@@ -52,7 +52,7 @@ from nsq.producer.publishes import (
     checked_bodies,
     given_options,
 )
-from nsq.producer.routing import Plain, Target, Targets
+from nsq.producer.routing import Plain, Route, Target, Targets
 from nsq.wire import commands
 from nsq.wire.names import check_topic
 
@@ -151,6 +151,13 @@ class Router:
         self._pool.owner.ask(partial(self._follow, "original"))
 
     # Making a publish: a user's thread.
+
+    def route(self, topic: str) -> Route | None:
+        known = self.topics.get(topic)
+        if known is None or not known.destinations or topic in self.tracing.topics:
+            return None
+        where = known.destinations[next(known.turn) % len(known.destinations)]
+        return where, self._targets.get(where, ())
 
     def targets(self, publish: Publish) -> Targets:
         return self._targets.get(publish.destination, ())

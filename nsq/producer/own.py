@@ -186,17 +186,19 @@ class OwnConns:
             self._drop(conn)
         return None
 
-    def send(self, conn: OwnConn, publish: Publish, command: bytes, seconds: float, patience: float) -> None:
+    def send(
+        self, conn: OwnConn, command: bytes, seconds: float, patience: float, publish: Publish | None = None
+    ) -> None:
         """Make a round trip over a connection that was taken, and put it back. Raise NsqError unless nsqd has
-        stored the publish. Then the connection is closed, and the trip ends when the caller sets
-        ``conn.caller`` to None.
+        stored what the command publishes: without a ``publish``, one message. Then the connection is closed,
+        and the trip ends when the caller sets ``conn.caller`` to None.
         """
         try:
             conn.caller = _thread.get_ident()
             response = conn.round_trip(command, seconds, patience)
-            if response != OK and not publish.rules.accepts(publish, response):
+            if response != OK and (publish is None or not publish.rules.accepts(publish, response)):
                 raise _odd(self.address, response)
-            conn.published += publish.messages
+            conn.published += 1 if publish is None else publish.messages
             conn.caller = None
             self._put_back(conn)
         except BaseException as error:

@@ -33,17 +33,17 @@ from functools import partial
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, ServerError, Unanswered, UsageError
 from nsq.log import Logger
 from nsq.producer import at_exit
-from nsq.producer.answers import PLAIN, Verdict, unanswered, unsent
+from nsq.producer.answers import PLAIN, Rules, Verdict, unanswered, unsent
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
-from nsq.producer.publishes import QUEUED, SENT, Publish, PublishFuture, checked_timeout
+from nsq.producer.publishes import NO_OPTIONS, QUEUED, SENT, Publish, PublishFuture, checked_timeout
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport, ProducerStats
 from nsq.producer.routing import Detection, NewOther, Plain, Routing, Target, Targets
 from nsq.threads.owner import Ending, Owner, last_moment
 from nsq.threads.waiters import Callbacks, Waiters, event_loop
 from nsq.wire import commands
-from nsq.wire.frames import Published
+from nsq.wire.frames import PUBLISHED, Published
 
 log = Logger("nsq.producer")
 
@@ -120,8 +120,44 @@ class Pool:
 
     # Publishing: any of the user's threads.
 
+    def publish_message(self, topic: str, body: bytes, timeout: float | None) -> Published:
+        """Return when nsqd has stored a message without options, or raise the error.
+
+        Usually an idle connection takes it at once. Then it needs no ``Publish``: no other thread sees it.
+        """
+        config, pending, routing = self._config, self.pending, self.routing
+        usual = type(topic) is str and type(body) is bytes and 0 < len(body) <= config.max_msg_size
+        route = routing.route(topic) if usual else None
+        if route is None:
+            return self.publish_and_wait(routing.new_publish(Publish, topic, body, None, NO_OPTIONS), timeout)
+        where, targets = route
+        seconds = config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
+        started = self._clock()
+        full = pending.bytes_left <= 0 or len(pending) >= config.max_pending
+        if full or self.closed or not self.owner.begun:
+            self._admit(topic, started + seconds)
+        if _thread.get_ident() in self.nsqds.threads:
+            self.refuse_our_thread("publish")
+        taken = self._take(targets, started, seconds)
+        if taken is None:
+            publish = _made(topic, body, where, routing.rules, started, seconds, None)
+        else:
+            endpoint, conn = taken
+            try:
+                endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
+            except BaseException as error:
+                publish = _made(topic, body, where, routing.rules, started, seconds, endpoint)
+                self._note_failure(publish, conn, error)
+            else:
+                if self.setup.on_acknowledged is not None:
+                    self._tell(_made(topic, body, where, routing.rules, started, seconds, endpoint), None)
+                if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
+                    self._note_end_of_trip()
+                return PUBLISHED
+        return self._send_through_loops(publish)
+
     def publish_and_wait(self, publish: Publish, timeout: float | None) -> Published:
-        """Return when nsqd has stored a publish, or raise its error. Usually over an idle connection."""
+        """Do the same for a publish that was made before: with options, hooks, or several messages."""
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
         publish.deadline = started + seconds
@@ -137,16 +173,11 @@ class Pool:
             publish.endpoint, conn = taken
             command = publish.command or commands.pub(publish.destination, publish.body)
             try:
-                publish.endpoint.own.send(conn, publish, command, seconds, routing.patience)
+                publish.endpoint.own.send(conn, command, seconds, routing.patience, publish)
             except BaseException as error:
                 self._note_failure(publish, conn, error)
             else:
-                publish.end(None)
-                if self.setup.on_acknowledged is not None:
-                    self._tell(publish, None)
-                if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
-                    self._note_end_of_trip()
-                return publish.published
+                self.complete([publish], None)
         return self._send_through_loops(publish)
 
     def _take(
@@ -371,14 +402,18 @@ class Pool:
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:
         """Have the callbacks' thread call the hook, if there is one."""
-        latency = self._clock() - publish.started
-        if error is None and self.setup.on_acknowledged is not None:
+        if error is None:
             address = publish.endpoint.address if publish.endpoint is not None else ""
-            stored = Acknowledged(publish.topic, publish.messages, publish.size, address, latency)
-            self.callbacks.tell(self.setup.on_acknowledged, stored)
-        elif error is not None and self.setup.on_failed is not None:
+            self._tell_stored(publish.topic, publish.messages, publish.size, address, publish.started)
+        elif self.setup.on_failed is not None:
+            latency = self._clock() - publish.started
             event = Failed(publish.topic, publish.messages, publish.size, error, latency)
             self.callbacks.tell(self.setup.on_failed, event)
+
+    def _tell_stored(self, topic: str, messages: int, size: int, address: str, started: float) -> None:
+        if self.setup.on_acknowledged is not None:
+            event = Acknowledged(topic, messages, size, address, self._clock() - started)
+            self.callbacks.tell(self.setup.on_acknowledged, event)
 
     def take_back(self, *left: deque[Publish] | deque[Publish | bytes]) -> None:
         """Queue the publishes that a closed connection has not sent, in front of all that wait."""
@@ -620,3 +655,21 @@ class Pool:
         return ProducerStats(
             pending=self.unended, published=published, failed=failed, connections=connections
         )
+
+
+def _made(
+    topic: str,
+    body: bytes,
+    where: str,
+    rules: Rules,
+    started: float,
+    seconds: float,
+    endpoint: PublishingEndpoint | None,
+) -> Publish:
+    """Make a ``Publish`` of a message that turns out to need one. ``where`` and ``rules`` are of one routing:
+    the pool may have another one by now.
+    """
+    publish = Publish(topic, body)
+    publish.destination, publish.rules, publish.endpoint = where, rules, endpoint
+    publish.started, publish.deadline = started, started + seconds
+    return publish

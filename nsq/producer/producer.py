@@ -19,7 +19,6 @@ from nsq.producer.hooks import PublishHook, Watched
 from nsq.producer.nsqds import Setup
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
-    NO_OPTIONS,
     Defer,
     P,
     Publish,
@@ -177,9 +176,8 @@ class Producer:
         ``headers`` a mapping that travels with it as JSON, ``tag`` restricts it to consumers with this tag.
         The result has the ids and the offset that nsqd gave the message.
         """
-        if not options and not self._watches:
-            publish = self._pool.routing.new_publish(Publish, topic, body, defer, NO_OPTIONS)
-            return self._pool.publish_and_wait(publish, timeout)
+        if defer is None and not options and not self._watches:
+            return self._pool.publish_message(topic, body, timeout)
         watched, publish = self.prepare(Publish, topic, [body], options, defer=defer)
         with watched:
             return self._pool.publish_and_wait(publish, timeout)

@@ -60,7 +60,8 @@ MAX_TIMEOUT = 10.0**9
 
 
 class Publish(Waiters):
-    """One publish, from the user's call until it has ended and its place on a connection is free.
+    """One publish that has options, several messages or a future, or goes through the loops: from the user's
+    call until it has ended and its place on a connection is free.
 
     ``command`` is ready to be sent; None means a message that may be joined with others of its
     ``destination``. Those that wait for its end are its ``locks``: threads, callbacks, results of asyncio.

@@ -20,7 +20,7 @@ from nsq.errors import UsageError
 from nsq.log import Logger
 from nsq.producer.answers import PLAIN, Rules
 from nsq.producer.endpoint import PublishingEndpoint
-from nsq.producer.publishes import Defer, Maker, P, Publish, PublishOptions, refused_option
+from nsq.producer.publishes import Defer, Maker, P, Publish, PublishOptions, checked_topic, refused_option
 
 if TYPE_CHECKING:
     from nsq.producer.pool import Pool
@@ -33,11 +33,15 @@ Target = tuple[PublishingEndpoint, Conn]
 Targets = tuple[Target, ...]
 
 
+#: Where a message goes that may be sent at once: the words after PUB, and the connections that may take it.
+Route = tuple[str, Targets]
+
+
 class Routing(Protocol):
     """Decides for one pool which connections take a publish.
 
-    Callers of the producer call ``new_publish``, ``new_multi_publish``, ``targets`` and ``trace``, which take
-    no lock. The pool's thread calls ``assign``.
+    Callers of the producer call ``route``, ``new_publish``, ``new_multi_publish``, ``targets`` and ``trace``,
+    which take no lock. The pool's thread calls ``assign``.
     """
 
     open: Targets
@@ -55,6 +59,9 @@ class Routing(Protocol):
     @property
     def patience(self) -> float:
         """Seconds after which a connection without an answer is given up, if nothing else limits the wait."""
+
+    def route(self, topic: str) -> Route | None:
+        """Return where a message without options goes now; None: make a ``Publish``."""
 
     def new_publish(
         self, make: type[P], topic: str, body: object, defer: Defer | None, options: PublishOptions
@@ -167,6 +174,9 @@ class Plain(Maker):
         self._pool, self._turn = pool, itertools.count()
 
     # Callers.
+
+    def route(self, topic: str) -> Route | None:
+        return checked_topic(topic), self.open
 
     def targets(self, publish: Publish) -> Targets:
         self.make_plain(publish)

@@ -60,7 +60,7 @@ def counted() -> Iterator[Callable[[Callable[[], object]], Hops]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "most_functions", "most_files"), [("publish", 14, 6), ("publish_async", 24, 8)]
+    ("kind", "most_functions", "most_files"), [("publish", 12, 6), ("publish_async", 24, 8)]
 )
 def test_a_publish_is_few_hops(kind: str, most_functions: int, most_files: int) -> None:
     with Nsqd(process=True) as nsqd, counted() as count, nsq.Producer(nsqd.tcp_address) as producer:
