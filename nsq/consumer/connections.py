@@ -15,13 +15,14 @@ import random
 import time
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, ParamSpec
+from typing import ParamSpec
 
 from nsq.config import EXPONENTIAL, FULL_JITTER, LINEAR, Config, RequeueStrategy
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.endpoint import Key
 from nsq.connection.handshake import describe
 from nsq.consumer.decisions import slowness
+from nsq.consumer.dialect import Dialect
 from nsq.consumer.handlers import HandlerPool
 from nsq.consumer.rdy import Backoff, Outcome, Strategy, exponential
 from nsq.consumer.reports import Reporter, added
@@ -29,9 +30,6 @@ from nsq.errors import ConfigError, NsqError, ServerError
 from nsq.log import Logger
 from nsq.message import Message, begun
 from nsq.threads.owner import Owner
-
-if TYPE_CHECKING:
-    from nsq.consumer.engine import Dialect
 
 log = Logger("nsq.consumer")
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypedDict, TypeVar, Unpac
 from nsq.config import Config, Options, SignatureWithOptions, check_rate, checked_function, checked_functions
 from nsq.connection.subscription import Subscription
 from nsq.consumer.dead_letters import give_up_policy
-from nsq.consumer.engine import Dialect, Engine, Watch
+from nsq.consumer.dialect import Dialect
+from nsq.consumer.engine import Engine, Watch
 from nsq.consumer.handlers import BatchHandler, Handler, HandlerPool, check_handler, surrounded
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport, health_of, stats_of
 from nsq.errors import Closed, ConfigError, Forked, NsqError, UsageError

@@ -33,13 +33,11 @@ from nsq.connection.subscription import Subscription
 from nsq.consumer.connections import Connections
 from nsq.consumer.dead_letters import GiveUpPolicy
 from nsq.consumer.decisions import ToGiveUp
-from nsq.consumer.handlers import HandlerPool
-from nsq.consumer.rdy import RdyWindows
-from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, Reporter, StopReport
-from nsq.discovery.lookups import Asker, Discovery
+from nsq.consumer.dialect import Dialect, Original, OtherDialect
+from nsq.consumer.reports import ConsumerHooks, Reporter, StopReport
+from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
 from nsq.log import Logger
-from nsq.message import Message
 from nsq.threads.forks import abandon_in_children
 from nsq.threads.owner import Ending, Owner, last_moment
 from nsq.transport.base import Transport
@@ -58,63 +56,6 @@ _TELL_OF_OLD = 60.0
 #: Seconds. The pauses before dials begin anew after a connection that lived at least so long, and longer than
 #: the next pause may be: not after one that an nsqd accepted and closed at once.
 _STEADY = 10.0
-
-
-class Dialect:
-    """What a consumer does in one way in the original NSQ, and in another in a partitioned one. Here, as in
-    the original one, every nsqd with the topic has a connection, and messages come in any order. A subclass
-    of ``nsq.partitioned`` is loaded when an nsqlookupd belongs to such an NSQ, or if the user's options do.
-
-    The owner calls the methods, except where noted. The engine takes ``windows``, the pool, ``put`` and
-    ``expects`` when it is made.
-    """
-
-    windows = RdyWindows
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def make_pool(self, **arguments: Any) -> HandlerPool:
-        """Return the handlers' pool, made with these arguments and others."""
-        engine = self._engine
-        return HandlerPool(
-            max_attempts=engine.config.max_attempts,
-            requeue_delay=lambda attempts, error: engine.connections.requeue_delay(attempts, error),
-            **arguments,
-        )
-
-    @property
-    def put(self) -> Callable[[list[Message]], None]:
-        """What read loops call with messages that have come."""
-        return self._engine.pool.put
-
-    def expects(self, error: ServerError) -> bool:
-        """Return whether nsqd had to send this error, so that no log or hook reports it. For read loops."""
-        return False
-
-    def turn(self, now: float) -> float:
-        """Do what is due for messages that wait here; return when to call this again."""
-        return math.inf
-
-    def asker(self, discovery: Discovery) -> Asker:
-        """Return what finds the nsqds of a partitioned NSQ. Called once, by discovery's thread."""
-        self._engine.dialect = other = self._engine.other_dialect(self._engine, {})
-        return other.asker(discovery)
-
-    def refused(self, key: Key, error: NsqError) -> bool:
-        """Note a failed dial or subscription; return whether that is expected to pass soon. Any thread."""
-        return False
-
-    def lost(self, key: Key, cause: NsqError | None) -> None:
-        """Note the end of a connection. ``cause`` is None if we asked for it."""
-
-    def stats(self, known: ConsumerStats) -> ConsumerStats:
-        """Return the totals with what is known here. Any thread."""
-        return known
-
-    def health(self, known: ConsumerHealth) -> ConsumerHealth:
-        """Return the health with what is known here. Any thread."""
-        return known
 
 
 class Watch(Protocol):
@@ -197,7 +138,7 @@ class Engine:
         options: Mapping[str, Any],
         give_up_policy: GiveUpPolicy,
         *,
-        other_dialect: Callable[[Engine, Mapping[str, Any]], Dialect],
+        other_dialect: OtherDialect,
         transport: Transport | None = None,
         hooks: ConsumerHooks | None = None,
         **handlers: Any,
@@ -213,7 +154,7 @@ class Engine:
         self.options = options
         self.traced = bool(options.get("trace"))  # whether each message is logged: a partitioned NSQ can
         self.other_dialect = other_dialect
-        self.dialect: Dialect = other_dialect(self, options) if options else Dialect(self)
+        self.dialect: Dialect = other_dialect(self, options) if options else Original(self)
         self.pool = self.dialect.make_pool(
             name=self.name,
             fields=self.reporter.fields(),

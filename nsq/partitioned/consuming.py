@@ -16,7 +16,8 @@ from typing import cast
 
 from nsq.connection.conn import Conn
 from nsq.connection.endpoint import Key, Wanted
-from nsq.consumer.engine import Dialect, Engine
+from nsq.consumer.dialect import Original
+from nsq.consumer.engine import Engine
 from nsq.consumer.reports import ConsumerHealth, ConsumerStats, PartitionHealth
 from nsq.discovery.directory import Kind
 from nsq.discovery.lookups import Asker, Discovery
@@ -46,7 +47,7 @@ _PASSING = (NotLeader, NotWritable, TopicNotExist, ExtendNeeded, ExtendForbidden
 _FORMER_PATIENCE = 5.0
 
 
-class Partitioned(Dialect):
+class Partitioned(Original):
     """The dialect for a partitioned NSQ, whose messages come in any order."""
 
     def __init__(self, engine: Engine, reading: Reading) -> None:
