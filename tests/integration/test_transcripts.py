@@ -50,9 +50,10 @@ def test_the_tools_do_as_the_transcript_says(
         "LOOKUPDTCP": nsqlookupd.tcp_address,
         "EMPTY": nsqlookupd_factory().http_address,
         "GONE": "127.0.0.1:1",
-        "QUICK": "--consumer-opt=default_requeue_delay,0 --consumer-opt=max_backoff_duration,0",
     }
     places |= {name: nsqd.http_address for name, nsqd in nsqds.items()}
+    quick = "--consumer-opt=default_requeue_delay,0 --consumer-opt=max_backoff_duration,0"
+    places["HERE"] = f"--address={places['NSQD1']} {quick}"
     places |= {name.replace("NSQD", "TCP"): nsqd.tcp_address for name, nsqd in nsqds.items()}
     monkeypatch.setenv("NSQ_ADDRESS", nsqlookupd.http_address)
 

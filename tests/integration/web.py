@@ -55,10 +55,12 @@ class Web:
         """Write what it was asked, with the headers that the words name, and forget it.
 
         ``500x7`` instead answers the next seven requests with this status; ``closes`` ends connections after
-        each answer, without saying so.
+        each answer, without saying so; ``clients`` writes whether there were few.
         """
         if words[:1] == ["closes"]:
             self.closes = True
+        elif words[:1] == ["clients"]:
+            print("few" if len(self.clients) <= 2 else self.clients)
         elif words and words[0][0].isdigit():
             status, _, times = words[0].partition("x")
             self.statuses = [int(status)] * int(times)
