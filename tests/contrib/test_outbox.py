@@ -1,19 +1,18 @@
 """The outbox over SQLAlchemy: its tables, and relays that are killed.
 
-What a relay does with messages that nsqd refuses is the same code as Django's: see django/test_outbox.py.
+What a relay does is the same code as for Django's tables: see django/test_outbox.py too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import random
 import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from nsq.testing import Nsqd
 
 from .conftest import ROOT, until
 from .postgres import Postgres
+from .relays import expect_nothing_lost
 
 
 def url_of(postgres: Postgres) -> str:
@@ -279,51 +279,17 @@ def test_relays_that_are_killed_lose_nothing_and_keep_the_order_of_each_key(
     url = engine.url.render_as_string(hide_password=False)
     published, log = tmp_path / "published", tmp_path / "log"
     published.touch()
-    count, kills, chance = 300, 3, random.Random(1)
-    processes: list[subprocess.Popen[bytes]] = []
 
     def start(program: str, *arguments: str) -> subprocess.Popen[bytes]:
         with log.open("ab") as file:
             command = [sys.executable, "-c", program, url, *arguments]
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-            processes.append(subprocess.Popen(command, env=environment, stdout=file, stderr=file))
-        return processes[-1]
+            return subprocess.Popen(command, env=environment, stdout=file, stderr=file)
 
-    def lines() -> list[str]:
-        return published.read_text().splitlines()
-
-    try:
-        writers = [start(WRITER, str(number), str(count)) for number in range(2)]
-        relays = [start(RELAY, str(published)) for _ in range(3)]
-        for _ in range(kills):
-            enough = len(lines()) + 20
-            until(
-                lambda enough=enough: (
-                    len(lines()) > enough or all(each.poll() is not None for each in writers)
-                )
-            )
-            victim = relays.pop(chance.randrange(3))
-            victim.kill()
-            victim.wait()
-            relays.append(start(RELAY, str(published)))
-        for each in writers:
-            assert each.wait(100) == 0, log.read_text()
-        until(lambda: rows(engine, messages.c.id) == [])
-        for each in relays:
-            each.terminate()
-            assert each.wait(60) == 0, log.read_text()
-    finally:
-        for each in processes:
-            each.kill()
-            each.wait()
-    found = lines()
-    first: dict[str, list[int]] = defaultdict(list)
-    for line in dict.fromkeys(found):
-        key, _, number = line.partition(" ")
-        first[key].append(int(number))
-    wrong = {key: numbers for key, numbers in first.items() if numbers != list(range(1, len(numbers) + 1))}
-    assert wrong == {}
-    assert sum(map(len, first.values())) > 2 * count * 0.8
-    # A kill repeats at most the batch under way.
-    assert len(found) - len(set(found)) <= kills * 7
-    assert "Traceback" not in log.read_text()
+    expect_nothing_lost(
+        partial(start, WRITER),
+        partial(start, RELAY, str(published)),
+        lambda: published.read_text().splitlines(),
+        lambda: rows(engine, messages.c.id) == [],
+        log.read_text,
+    )

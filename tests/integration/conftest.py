@@ -18,7 +18,7 @@ from nsq.testing.plugin import (
 )
 from tests.integration.running_tools import tmux
 
-pytest.register_assert_rewrite("tests.golden.web")  # rewrites its asserts like those of tests
+pytest.register_assert_rewrite("tests.golden.web", "tests.transcripts")  # like asserts of tests
 
 
 @pytest.fixture(scope="module")

@@ -88,13 +88,3 @@ def test_nsq_doctor_names_a_channel_once_for_each_node(partitioned_cluster: Part
     waiting = [line for line in done.stdout.splitlines() if "has no consumer" in line]
     assert len(waiting) == 1
     assert f"channel orders/archive has no consumer, and {2 * NUMBERS} messages wait" in waiting[0]
-
-
-def test_nsq_to_nsq_refuses_an_ordered_topic() -> None:
-    options = ["--lookupd-http-address=127.0.0.1:1", "--topic=orders", "--ordered"]
-    options += ["--destination-nsqd-tcp-address=127.0.0.1:1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "nsq.tools.nsq_to_nsq", *options], capture_output=True, timeout=60, text=True
-    )
-    assert done.returncode == 1
-    assert "--ordered: nsq_to_nsq forwards batches" in done.stderr

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from nsq.testing import Nsqd
-from nsq.tools.front_door import main
 from tests.integration.consuming import channel_of, create, numbered, publish, until
-from tests.integration.judged import only_ours
 from tests.integration.running_tools import ROOT
 
 
@@ -48,19 +43,3 @@ def test_keys_sort_filter_pause_and_quit(nsqd: Nsqd, tmux: Callable[..., str], t
     until("shown", lambda: nsqd.http_address in tmux("capture-pane", "-p"))
     tmux("send-keys", "q")
     until("ended", lambda: (tmp_path / "ended").exists() and (tmp_path / "ended").read_text() == "ended 0\n")
-
-
-@only_ours("the age of the oldest message comes from peek, which Go's nsqd does not have")
-def test_top_writes_a_table_without_a_terminal(nsqd: Nsqd, capfd: pytest.CaptureFixture[str]) -> None:
-    create(nsqd)
-    publish(nsqd, [b"one"])
-    until("there", lambda: channel_of(nsqd)["depth"] == 1)
-    assert main(["top", f"--nsqd-http-address={nsqd.http_address}", "--interval=100ms"]) == 0
-    header, topic, channel = capfd.readouterr().out.splitlines()
-    assert [header.split()[0], topic.split()[0], channel.split()[0]] == [
-        "TOPIC/CHANNEL",
-        "orders",
-        "orders/billing",
-    ]
-    assert [line.split()[-8] for line in (header, topic)] == ["OLDEST", "-"]
-    assert re.fullmatch(r"\d+s", channel.split()[-8])

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from nsq.testing import Nsqd
-from nsq.tools.front_door import main
 from tests.integration.consuming import channel_of, clients_of, create, numbered, publish, until
 from tests.integration.running_tools import ROOT
 
@@ -276,23 +275,6 @@ def free_port() -> int:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
-
-
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        ("nowhere", "there is no module nowhere"),
-        ("json", "json is []: it must be or give a Consumer"),
-        ("json:nothing", "json:nothing: there is no nothing"),
-        ("json:__name__", "it must be or give a Consumer"),
-    ],
-)
-def test_a_target_without_a_consumer_is_refused(
-    target: str, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.path", list(sys.path))
-    assert main(["work", target]) == 1
-    assert said in capfd.readouterr().err
 
 
 def test_a_module_that_runs_its_consumer_while_it_is_imported_is_refused(work: Work) -> None:

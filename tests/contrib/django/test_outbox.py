@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,10 +21,11 @@ import nsq
 from nsq.contrib.django import locmem
 from nsq.contrib.django.outbox import publish
 from nsq.contrib.django.outbox.models import OutboxMessage, Shard
-from nsq.contrib.django.outbox.relay import DjangoRelay
+from nsq.contrib.django.outbox.relay import DjangoRelay, DjangoTables
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from tests.contrib.postgres import Postgres
+from tests.contrib.relays import expect_nothing_lost
 from tests.integration.consuming import until
 from tests.interop.auth_server import running_auth_server
 
@@ -162,15 +162,15 @@ def test_a_relay_says_each_change_once(
 
 
 def test_a_relay_leaves_a_leased_shard_alone_until_the_lease_ends(outbox: Any) -> None:
-    first, second = (DjangoRelay("default", 500) for _ in range(2))
-    first.run_once()
+    relay, tables, now = DjangoRelay("default", 500), DjangoTables("default"), time.time()
+    tables.add_leases()
     publish("orders", b"1", key="ada")
     number = OutboxMessage.objects.get().shard
-    assert first._take(number, time.time())
-    assert second.run_once() is None
+    assert tables.take(number, "another", now, now + 60)
+    assert relay.run_once() is None
     assert outbox == []
     Shard.objects.filter(number=number).update(leased_until=time.time() - 1)
-    assert second.run_once() == 0.0
+    assert relay.run_once() == 0.0
     assert [each.body for each in outbox] == [b"1"]
 
 
@@ -211,21 +211,6 @@ def test_while_nsqd_is_down_messages_wait_with_the_reason(site: Site, nsqd: Nsqd
         assert bodies(nsqd, "orders", 1) == [b"tea"]
         until("deleted", lambda: site.query("select * from nsq_outbox_outboxmessage") == [])
     assert "Traceback" not in site.said()
-
-
-def test_a_message_that_nsqd_refuses_is_set_aside_and_the_others_go_on(
-    database: None, nsqd_factory: Factory[Nsqd]
-) -> None:
-    nsqd = nsqd_factory(max_msg_size=10)
-    with override_settings(NSQ={"NSQD": nsqd.tcp_address}):
-        for body in (b"1", b"far too long", b"3"):
-            publish("orders", body, key="ada")
-        call_command("nsq_relay", "--once", verbosity=0)
-        assert bodies(nsqd, "orders", 2) == [b"1", b"3"]
-    (left,) = OutboxMessage.objects.all()
-    assert bytes(left.body) == b"far too long"
-    assert left.refused_at is not None
-    assert "E_BAD_MESSAGE" in left.error
 
 
 def test_a_topic_that_may_not_be_published_to_does_not_hold_up_others(
@@ -351,7 +336,6 @@ call_command("nsq_relay", batch=7, poll=0.05)
 def test_relays_that_are_killed_lose_nothing_and_keep_the_order_of_each_key(
     database: str, site: Site, request: pytest.FixtureRequest
 ) -> None:
-    """The publishing order counts, so that a file stands for nsqd."""
     if database == "postgresql":
         site.environment["SHOP_POSTGRES"] = str(request.getfixturevalue("postgres").directory)
         site.manage("migrate", "--verbosity=0")
@@ -359,51 +343,17 @@ def test_relays_that_are_killed_lose_nothing_and_keep_the_order_of_each_key(
     published = site.directory / "published"
     for name, text in (("relay.py", RELAY), ("writer.py", WRITER)):
         (site.directory / name).write_text(f"import django\ndjango.setup()\n{text}")
-    count, kills, chance = 300, 3, random.Random(1)
+    ask = request.getfixturevalue("postgres").query if database == "postgresql" else site.query
 
     def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with site.log.open("ab") as log:
             command = [sys.executable, str(site.directory / name), *arguments]
             return subprocess.Popen(command, cwd=PROJECT, env=site.environment, stdout=log, stderr=log)
 
-    def lines() -> list[str]:
-        return published.read_text().splitlines() if published.exists() else []
-
-    sql = "select count(*) from nsq_outbox_outboxmessage"
-    ask = request.getfixturevalue("postgres").query if database == "postgresql" else site.query
-    relays: list[subprocess.Popen[bytes]] = []
-    writers = [start("writer.py", str(number), str(count)) for number in range(2)]
-    try:
-        until("there is something to compete for", lambda: ask(sql)[0][0] > count or ended(writers))
-        relays += [start("relay.py") for _ in range(3)]
-        for _ in range(kills):
-            enough = len(lines()) + 20
-            until("more are published", lambda enough=enough: len(lines()) > enough or ended(writers))
-            victim = relays.pop(chance.randrange(3))
-            victim.kill()
-            victim.wait()
-            relays.append(start("relay.py"))
-        for each in writers:
-            assert each.wait(200) == 0, site.said()
-        until("the outbox is empty", lambda: ask(sql)[0][0] == 0)
-    finally:
-        for each in (*relays, *writers):
-            each.terminate()
-        for each in (*relays, *writers):
-            each.wait(60)
-    found = lines()
-    first: dict[str, list[int]] = defaultdict(list)
-    for line in dict.fromkeys(found):
-        key, _, number = line.partition(" ")
-        first[key].append(int(number))
-    # Every committed number once, in order.
-    wrong = {key: numbers for key, numbers in first.items() if numbers != list(range(1, len(numbers) + 1))}
-    assert wrong == {}
-    assert sum(map(len, first.values())) > 2 * count * 0.8
-    # A kill repeats at most the batch under way.
-    assert len(found) - len(set(found)) <= kills * 7
-    assert "Traceback" not in site.said()
-
-
-def ended(processes: list[subprocess.Popen[bytes]]) -> bool:
-    return all(each.poll() is not None for each in processes)
+    expect_nothing_lost(
+        partial(start, "writer.py"),
+        partial(start, "relay.py"),
+        lambda: published.read_text().splitlines() if published.exists() else [],
+        lambda: ask("select count(*) from nsq_outbox_outboxmessage")[0][0] == 0,
+        site.said,
+    )

@@ -6,6 +6,7 @@ import os
 import queue
 import signal
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from nsq.spark.pipelines import replay as replaying
 from nsq.spark.pipelines.archive import ArchiveResult
 from nsq.spark.pipelines.replay import ReplayResult
 from nsq.threads import stop_signals
+from tests.transcripts import Session
 
 
 @pytest.mark.parametrize(
@@ -61,36 +63,18 @@ def test_an_error_is_told_in_a_line(error: Exception, line: str) -> None:
     assert in_a_line(error) == line
 
 
-def test_a_command_that_fails_exits_with_1_and_one_line(
-    tmp_path: object, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["wal", "ls", f"{tmp_path}/absent"]) == 1
-    assert capsys.readouterr().err == f"nsq-spark: there is no log at {tmp_path}/absent\n"
+def test_debug_raises_an_error_instead_of_telling_it(tmp_path: Path) -> None:
     with pytest.raises(WalError):
         main(["--debug", "wal", "ls", f"{tmp_path}/absent"])
 
 
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        ("archive orders --to /x --nsqd a:4150 -o maxInFlght=3", "did you mean maxInFlight?"),
-        ("metrics orders --nsqd a:4150 -o maxInFlght=3", "did you mean maxInFlight?"),
-        ("archive orders --to /x", "--nsqd or --lookupd is missing, such as --nsqd 127.0.0.1:4150"),
-        ("replay /x --topic again", "--nsqd or --lookupd is missing"),
-        ("receive orders --channel c --wal /x", "--nsqd or --lookupd is missing"),
-        ("archive orders --to /x --nsqd a:4150 --body text", "body is 'text', but must be one of"),
-        ("archive orders --to /dev/null/x --nsqd a:4150", "to is /dev/null/x, which cannot be written"),
-        ("metrics orders --nsqd a:4150 --chart x.bmp", "--chart is 'x.bmp', but must end in .png"),
-        ("metrics orders --nsqd a:4150 --window minute", "window is 'minute', but must be"),
-        ("replay /x --topic again --nsqd a:4150 --since soon", "'soon' is not a point in time"),
-    ],
-)
-def test_a_wrong_command_is_reported_before_spark_starts(
-    words: str, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_mistakes_are_named_before_spark_starts(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those of mistakes.txt."""
     monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: pytest.fail("Spark was started"))
-    assert main(words.split()) == 1
-    assert error in capsys.readouterr().err
+    mistakes = Path(__file__).with_name("mistakes.txt")
+    Session(capfdbinary, {"nsq-spark": main}, {}, tmp_path).follow(mistakes)
 
 
 def test_an_archive_without_anything_to_draw_is_no_failure(
@@ -109,24 +93,6 @@ def test_an_archive_without_anything_to_draw_is_no_failure(
     assert "not drawn: /x holds no Parquet file" in capsys.readouterr().out
     result = ArchiveResult(rows=1, path="/x")
     assert main(words) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "before", "behind"),
-    [
-        ("", "--master spark://HOST:7077", ""),
-        ("--to /x --master yarn", "--master yarn", " --to /x"),
-        ("--master=yarn --follow", "--master yarn", " --follow"),
-        ("--conf a=b --conf=c=d -q", "--master spark://HOST:7077 --conf a=b --conf c=d", " -q"),
-    ],
-)
-def test_print_submit_shows_a_command_line_and_starts_no_spark(
-    words: str, before: str, behind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["archive", "orders", "--to", "s3://my orders", "--print-submit", *words.split()]) == 0
-    line = capsys.readouterr().out
-    assert line.startswith(f"spark-submit {before} /")
-    assert line.endswith(f"/nsq/spark/__main__.py archive orders --to 's3://my orders'{behind}\n")
 
 
 def test_an_interrupted_command_exits_with_130_and_says_how_it_goes_on(

@@ -48,29 +48,6 @@ def test_a_command_line_is_parsed(words: str, found: dict[str, Any]) -> None:
     assert {name: getattr(parsed, name) for name in found} == found
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["archive", "orders"], "--to"),
-        (["archive", "orders", "--to", "x", "--every", "90"], "want a duration"),
-        (["metrics", "orders", "-o", "maxInFlight"], "is not NAME=VALUE"),
-        (["metrics", "orders", "--conf", "=4g"], "is not NAME=VALUE"),
-        (["wal"], "no command 'wal'; there are archive"),
-        (["replay", "/data/orders"], "--topic is missing"),
-        (["archives"], "no command 'archives'"),
-        (["archive", "--to", "x"], "TOPIC is missing"),
-        (["doctor", "wal"], "too many arguments: wal"),
-        (["archive", "orders", "--too", "x"], "did you mean --to?"),
-        ([], "Usage: nsq-spark COMMAND"),
-    ],
-)
-def test_a_wrong_command_line_is_reported(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(words) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     overview = capsys.readouterr().out

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nsq.flags import FlagExit, parse
+from nsq.flags import parse
 from nsq.rate import Rate
 from nsq.tools.destinations import StatusLines
 from nsq.tools.nsq_stat import StatOptions
@@ -148,21 +148,3 @@ def test_nsq_to_file_gives_no_message_up_whatever_max_attempts_is() -> None:
         options = given(ToFileOptions, option)
         assert options.consumer("p", "t", "c").config.max_attempts == 0
         assert options.given_max_attempts > 0  # for the warning
-
-
-@pytest.mark.parametrize(
-    ("options", "flags", "said"),
-    [
-        (TailOptions, ["--max-in-flight=0"], "--max-in-flight is 0, but must be 1 to"),
-        (ToFileOptions, ["--topic-pattern=^[[:alpha:]]+$"], "is not a regular expression here: "),
-        (ToHttpOptions, ["--mode=random"], "Go's program takes an unknown mode for multicast"),
-        (NsqToNsqOptions, ["--mode=random"], "Go's program takes an unknown mode for round-robin"),
-        (NsqToNsqOptions, ["--require-json-value=1"], "--require-json-value needs --require-json-field"),
-    ],
-)
-def test_what_gos_tools_accept_by_accident_is_refused(
-    options: type[Any], flags: list[str], said: str
-) -> None:
-    with pytest.raises(FlagExit) as refused:
-        given(options, *flags)
-    assert (refused.value.status, said in refused.value.text) == (1, True), refused.value.text

@@ -84,24 +84,6 @@ def test_only_the_chosen_json_fields_are_forwarded(
         assert filtered(body) == forwarded
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"get": ("http://a/",)}, "exactly one %s"),
-        ({"get": ("http://a/?%s%s",)}, "exactly one %s"),
-        ({"get": ("http://a/?%s",), "post": ("http://a/",)}, "not both"),
-        ({}, "--get or --post"),
-        ({"get": ("http://a/?%s",), "content_type": "text/plain"}, "--content-type"),
-        ({"post": ("http://a/",), "content_type": ""}, "--content-type is empty"),
-        ({"post": ("http://a/",), "mode": "random"}, "--mode is 'random'"),
-        ({"post": ("http://a/",), "sample": 1.5}, "--sample"),
-    ],
-)
-def test_contradictory_options_are_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        nsq_to_http.ToHttpOptions(topic="t", nsqd_tcp_address=("a:1",), **given)
-
-
 def test_older_options_set_the_newer_ones() -> None:
     options = nsq_to_http.ToHttpOptions(
         topic="t",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import ConfigError
 from nsq.tools.archive import Archive, Names
 from nsq.tools.nsq_to_file import ToFileOptions
 from tests.fakes.clock import Clock
@@ -75,39 +75,6 @@ def files(tmp_path: Path, folder: str = "out") -> dict[str, bytes]:
 )
 def test_a_file_name_is_made_of_its_format(tmp_path: Path, given: dict[str, Any], name: str) -> None:
     assert Names(options(tmp_path, **given), "t").at(NOON) == name.replace("PID", str(os.getpid()))
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"topic": ()}, "--topic or --lookupd-http-address required"),
-        (
-            {"topic": (), "nsqd_tcp_address": (), "lookupd_http_address": ("a:1",)},
-            "--topic or --topic-pattern required",
-        ),
-        ({"topic_pattern": "("}, "--topic-pattern"),
-        ({"channel": "a b"}, "channel name 'a b' contains ' '"),
-        ({"filename_format": "<TOPIC>", "gzip": True}, "<REV>"),
-        ({"filename_format": "<TOPIC>", "hand_over": True}, "<REV>"),
-        (
-            {
-                "topic": (),
-                "topic_pattern": "x",
-                "topic_refresh": 0.0,
-                "nsqd_tcp_address": (),
-                "lookupd_http_address": ("a:1",),
-            },
-            "--topic-refresh is 0 s",
-        ),
-        ({"gzip_level": 10}, "--gzip-level"),
-        ({"gzip_compression": 4}, "--gzip-compression"),
-        ({"log_level": "loud"}, "--log-level"),
-        ({"sync_interval": 0.0}, "--sync-interval"),
-    ],
-)
-def test_contradictory_options_are_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        options(tmp_path, **given)
 
 
 def test_a_topics_file_stays_in_the_output_directory(tmp_path: Path) -> None:

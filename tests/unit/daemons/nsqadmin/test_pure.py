@@ -21,7 +21,6 @@ from nsq.daemons.nsqadmin.health import BAD, FINE, NOTICE, ChannelState, Health
 from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqadmin.overview import History, NodePoll, describe
 from nsq.daemons.serve.routes import HttpError, Reply, Request
-from nsq.errors import ConfigError
 from nsq.http.calls import Misshapen
 from nsq.http.cluster import Node, summarize
 from nsq.http.message import Url
@@ -325,22 +324,3 @@ def test_long_answers_are_compressed_as_the_client_wants(accepted: str, encoding
     assert dict(reply.headers).get("Content-Encoding") == encoding
     decode: dict[str | None, Any] = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: bytes}
     assert decode[encoding](reply.body).decode() == text
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({}, "--lookupd-http-address=127.0.0.1:4161"),
-        ({**ADDRESSES, "nsqd_http_addresses": ("b:1",)}, "not both kinds"),
-        ({"nsqd_http_addresses": ("ftp://b",)}, "scheme 'ftp'"),
-        ({**ADDRESSES, "allow_config_from_cidr": "nowhere"}, "'nowhere' is not a network"),
-        ({**ADDRESSES, "http_client_tls_cert": "c.pem"}, "go together"),
-        ({**ADDRESSES, "allow_hosts": ("https://nsq.example",)}, "'https://nsq.example' is not a host name"),
-        ({**ADDRESSES, "proxy_graphite": True}, "needs --graphite-url"),
-        ({**ADDRESSES, "notification_http_endpoint": "ftp://x"}, "--notification-http-endpoint"),
-    ],
-)
-def test_nsqadmins_contradictory_options_are_refused(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        NsqadminOptions(**given)
-    assert says in str(caught.value)

@@ -289,11 +289,18 @@ def test_every_trigger_asks_the_nsqds_anew(scene: Scene, monkeypatch: pytest.Mon
     assert asked == [1000.0]
 
 
-def test_lingering_goes_on_in_the_next_call() -> None:
-    scene = Scene(linger=3.0)
+@pytest.mark.parametrize(
+    ("options", "without"),
+    [({"linger": 3.0}, 5), ({"min_messages_per_trigger": 100, "max_trigger_delay": 2.0}, 3)],
+    ids=["linger", "few rows"],
+)
+def test_waiting_for_more_rows_goes_on_in_the_next_calls_and_ends(
+    options: dict[str, Any], without: int
+) -> None:
+    scene = Scene(**options)
     scene.receivers.receive(5)
-    answers = [scene.latest() for _ in range(6)]
-    assert [answer is START for answer in answers] == [True] * 5 + [False]
+    answers = [scene.latest() for _ in range(without + 1)]
+    assert [answer is START for answer in answers] == [True] * without + [False]
 
 
 @pytest.mark.parametrize(("worked", "lingered"), [(0.0, 0.25), (0.1, 0.15), (2.0, 0.0)])
@@ -313,13 +320,6 @@ def test_a_full_batch_does_not_linger(scene: Scene) -> None:
     scene.log.seal("far", 100, 1000)
     assert scene.latest(limits=Limits(rows=60))["at"] == {"far": [0, 60]}
     assert scene.clock.now == 1000.0
-
-
-def test_few_rows_wait_for_more_up_to_the_maximum_delay() -> None:
-    scene = Scene(min_messages_per_trigger=100, max_trigger_delay=2.0)
-    scene.receivers.receive(5)
-    answers = [scene.latest() for _ in range(4)]
-    assert [answer is START for answer in answers] == [True] * 3 + [False]
 
 
 def test_few_rows_do_not_wait_for_more_in_a_full_log() -> None:
