@@ -15,10 +15,8 @@ from tests.simulation.plan import Plan
 from tests.simulation.scheduler import Process, Thread, scheduler
 from tests.simulation.world import Nsqd, World
 
-#: Seconds that closes and stops get.
-_TIMEOUTS = (0.0, 0.02, 0.3, 2.0, 5.0, 15.0)
-#: The most messages of a run: more cost time and find little.
-_MOST = 800
+_TIMEOUTS = (0.0, 0.02, 0.3, 2.0, 5.0, 15.0)  # seconds that closes and stops get
+_MOST = 800  # messages of a run: more cost time and find little
 
 
 class Interrupted(BaseException):
@@ -27,20 +25,19 @@ class Interrupted(BaseException):
 
 @dataclass(eq=False)
 class Sent:
-    """A message that was published: ``state`` is pending, stored, refused (surely not stored) or perhaps."""
+    """A message that was published."""
 
     key: bytes
     topic: str
     call: str
     began: float
-    defer: float = 0.0
-    state: str = "pending"
+    defer: float
+    by: Any  # the producer
+    client: str
+    timeout: float = math.inf
+    state: str = "pending"  # then stored, refused (surely not stored) or perhaps
     ended: float = 0.0
     error: str = ""
-    by: Any = None
-    """The producer."""
-    client: str = ""
-    timeout: float = math.inf
 
 
 @dataclass(eq=False)
@@ -53,8 +50,7 @@ class Handled:
     nsqd: str
     message_id: bytes
     attempts: int
-    by: Any
-    """The consumer."""
+    by: Any  # the consumer
     client: str
     succeeded: bool = False
     requeued_for: float = -1.0
@@ -70,7 +66,7 @@ class Call:
     timeout: float
     process: Process
     by: Any = None
-    ended: float = 0.0
+    ended: float = 0.0  # so it stays if the call is interrupted
     result: Any = None
 
     @property
@@ -104,37 +100,30 @@ class Load:
         self.nsq, self._api = nsq, NsqdApi
         self.world, self.plan, self.nsqds, self.lookupds = world, plan, nsqds, lookupds
         self.chance = random.Random(f"load {plan.seed}")
-        self.sent: dict[bytes, Sent] = {}
-        self.handled: list[Handled] = []
-        self.counted: list[tuple[Process, Any, Any, float]] = []
-        """The last statistics of producers and consumers, with their times."""
-        self.calls: list[Call] = []
-        self.problems: list[str] = []
-        self.over = False
+        self._numbers = iter(range(10**9))
+        self.over = False  # whether publishing ends, and no handler fails any more
         self.producers: list[Client] = []
         self.consumers: list[Client] = []
-        self.gone: list[Client] = []
-        self.emptied: dict[str, float] = {}
-        """When each channel was emptied for the last time."""
-        self.guests: dict[tuple[Nsqd, str, str], tuple[bool, float]] = {}
-        """Channels, or topics, that were made or deleted: whether they are there, and since when."""
-        self.rosters: set[tuple[str, str, str]] = set()
-        """The channels at the end, by nsqd and topic."""
-        self.budgets: dict[str, int] = {}
-        """max_in_flight by the name of the consumer's process."""
-        self.adjusted: list[str] = []
-        """Those of which it was changed."""
-        self._numbers = iter(range(10**9))
-        self._begun: list[str] = []
-        self._brief: list[Thread] = []
-        """The main threads of clients that live briefly."""
-        self.interrupts = 0
-        """How many of the next calls are interrupted."""
-        self.removed: list[tuple[str, str, float]] = []
-        """Consumers that had an nsqd removed, its address, and when they must be without it."""
+        self.gone: list[Client] = []  # those that were killed
+        self.interrupts = 0  # how many of the next calls are interrupted
+        self._begun: list[str] = []  # late and held topics that are consumed
+        self._brief: list[Thread] = []  # the main threads of clients that live briefly
+        self._hung: list[Any] = []  # consumers of which a handler hangs
         self._flapping: set[tuple[str, str]] = set()
-        self._hung: list[Any] = []
-        """Consumers of which a handler hangs."""
+        # For the auditor.
+        self.sent: dict[bytes, Sent] = {}
+        self.handled: list[Handled] = []
+        self.calls: list[Call] = []
+        self.problems: list[str] = []
+        self.counted: list[tuple[Process, Any, Any, float]] = []  # the last statistics of clients, with times
+        self.emptied: dict[str, float] = {}  # when each channel was emptied for the last time
+        #: Channels, or topics, that were made or deleted: whether they are there, and since when.
+        self.guests: dict[tuple[Nsqd, str, str], tuple[bool, float]] = {}
+        self.rosters: set[tuple[str, str, str]] = set()  # the channels at the end, by nsqd and topic
+        self.budgets: dict[str, int] = {}  # max_in_flight by the name of the consumer's process
+        self.adjusted: list[str] = []  # those of which it was changed
+        #: Consumers that had an nsqd removed, its address, and when they must be without it.
+        self.removed: list[tuple[str, str, float]] = []
 
     # Setting up.
 
@@ -236,7 +225,7 @@ class Load:
         bodies = [self._body(topic, chance) for _ in range(count)]
         producer = client.made
         messages = [
-            Sent(self.key(body), topic, call, scheduler.now, defer, by=producer, client=client.process.name)
+            Sent(self.key(body), topic, call, scheduler.now, defer, producer, client.process.name)
             for body in bodies
         ]
         self.sent.update((message.key, message) for message in messages)
