@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 from tests.simulation import run, script, world
 from tests.simulation.plan import draw
@@ -37,20 +38,19 @@ def main() -> int:
 
 def many(seeds: Iterable[int], deadline: float) -> int:
     """Run seeds; print each violation with the command that replays it, and the totals."""
-    faults, totals = Counter[str](), Counter[str]()
-    trace = hashlib.blake2b(digest_size=8)
+    faults, totals, trace = Counter[str](), Counter[str](), hashlib.blake2b(digest_size=8)
     for seed in seeds:
         if time.monotonic() > deadline:
             break
         outcome = run.in_child(draw(seed))
         trace.update(outcome.trace.encode())
         faults += outcome.faults
+        totals["seeds"] += 1
+        totals["failed"] += bool(outcome.violations)
         for name in ("confirmed", "handled", "virtual", "cpu"):
             totals[name] += getattr(outcome, name)
-        totals["seeds"] += 1
         if outcome.violations:
-            totals["failed"] += 1
-            print(f"seed {seed} ({outcome.plan.focus}): {outcome.violations[0][:1500]}", flush=True)
+            print(f"seed {seed} ({outcome.plan.focus}): {outcome.violations[0][:1500]}")
             print(f"    replay: make simulate SEED={seed}", flush=True)
     print(
         f"{totals['seeds']} seeds, {totals['failed']} failed; {faults.total()} faults, "
@@ -58,7 +58,7 @@ def many(seeds: Iterable[int], deadline: float) -> int:
         f"{totals['virtual']:.0f} s of virtual time in {totals['cpu']:.1f} s of CPU; hash {trace.hexdigest()}"
     )
     print("faults: " + ", ".join(f"{kind} {number}" for kind, number in sorted(faults.items())))
-    return 1 if totals["failed"] else 0
+    return min(totals["failed"], 1)
 
 
 def replay(seed: int) -> int:
@@ -71,7 +71,7 @@ def replay(seed: int) -> int:
     for violation in outcome.violations:
         print("VIOLATION", violation)
     print(f"seed {seed}: hash {outcome.trace}, {outcome.virtual:.1f} virtual s, {outcome.cpu:.2f} CPU s")
-    return 1 if outcome.violations else 0
+    return min(len(outcome.violations), 1)
 
 
 def perform(name: str) -> int:
@@ -80,13 +80,10 @@ def perform(name: str) -> int:
 
     failed = 0
     for each in script.schedules if name == "all" else [name]:
-        tell = None if name == "all" else print
-        violations = run.child_of(lambda each=each, tell=tell: script.perform(each, tell))
-        failed += bool(violations)
-        print(f"{'FAILED' if violations else 'ok    '} {each}", flush=True)
-        for violation in violations:
-            print(f"    {violation}", flush=True)
-    return 1 if failed else 0
+        violations = run.child_of(partial(script.perform, each, None if name == "all" else print))
+        print("\n    ".join([f"{'FAILED' if violations else 'ok    '} {each}", *violations]), flush=True)
+        failed |= bool(violations)
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 from tests.simulation import threads
 from tests.simulation.disk import CHANGES
-from tests.simulation.network import End, Host, Link, network
+from tests.simulation.load import TIMEOUTS, Client, Interrupted, Load
+from tests.simulation.network import End, Host, network
 from tests.simulation.plan import Fault
 from tests.simulation.scheduler import scheduler
 from tests.simulation.world import Daemon, Nsqd, World
 
-#: Seconds after which clients have found an nsqd again.
-_FOUND_AGAIN = 5.0
-
-
-#: Faults of clients, topics and channels, which the load carries out.
-_OF_LOAD: dict[str, Callable[[Any, Nsqd, Fault], object]] = {
-    "interrupt": lambda load, _, fault: load.interrupt(fault.number),
-    "flap": lambda load, nsqd, fault: load.flap(nsqd, fault.number, fault.lasts),
-    "adjust": lambda load, _, fault: load.adjust(fault.number, fault.lasts),
-    "late": lambda load, _, fault: load.begin_late(),
-    "close_producer": lambda load, _, fault: load.replace_producer(fault.number),
-    "stop_consumer": lambda load, _, fault: load.replace_consumer(fault.number, fault.lasts),
-    "kill_client": lambda load, _, fault: load.kill_client(fault.number),
-    "guests": lambda load, nsqd, fault: load.visit(nsqd, fault.number, fault.lasts),
-    "pause": lambda load, nsqd, fault: load.pause(nsqd, fault.number, fault.lasts),
-    "empty": lambda load, nsqd, fault: load.empty(nsqd, fault.number),
-}
+_FOUND_AGAIN = 5.0  # seconds after which clients have found an nsqd again
 
 
 @dataclass
@@ -44,29 +30,24 @@ class Span:
 
 
 class Faults:
-    """Each kind of fault is a method of its name, or ``_OF_LOAD`` has it. A thread of its own runs it: it
-    begins the fault, waits, and mends it.
-
-    ``happened`` counts the faults by kind, ``spans`` has each with its beginning and end. ``lossy`` has the
-    times of kills and power cuts: what a default nsqd had in memory then is lost. ``stopped`` has those at
-    which an nsqd had stopped.
+    """Each kind of fault is a method of its name. A thread of its own runs it: begins the fault, waits, and
+    mends it. What it needs of the package, it does on a thread of the client's process.
     """
 
-    def __init__(self, world: World, nsqds: Sequence[Nsqd], lookupds: Sequence[Daemon], load: Any) -> None:
+    def __init__(self, world: World, nsqds: Sequence[Nsqd], lookupds: Sequence[Daemon], load: Load) -> None:
         self.world, self.nsqds, self.lookupds, self.load = world, nsqds, lookupds, load
-        self.happened: dict[str, int] = {}
-        self.lossy: list[float] = []
-        self.stopped: list[float] = []
-        self.stood = 0.0
-        """Seconds for which processes stood still."""
-        self.disk_failed = False
-        self.clock_set: list[float] = []
-        """When the wall clock of an nsqd was set."""
-        self.not_started: list[str] = []
-        """Starts that failed although the disk worked."""
-        self.unclean: list[str] = []
         self.mended = False
+        self._flapping: set[tuple[str, str]] = set()  # consumers, with the address of the nsqd
+        # For the auditor.
+        self.happened: dict[str, int] = {}  # how many of each kind
         self.spans: list[Span] = []
+        self.lossy: list[float] = []  # when an nsqd was killed or lost power, and so what was in its memory
+        self.stopped: list[float] = []  # when an nsqd had stopped
+        self.stood = 0.0  # seconds for which processes stood still
+        self.disk_failed = False
+        self.clock_set: list[float] = []  # when the wall clock of an nsqd was set
+        self.not_started: list[str] = []  # starts that failed although the disk worked
+        self.unclean: list[str] = []
 
     def do(self, fault: Fault) -> None:
         """Begin a fault."""
@@ -77,12 +58,8 @@ class Faults:
         self.spans.append(span)
 
         def run() -> None:
-            nsqd = self.nsqds[fault.number % len(self.nsqds)]
             try:
-                if fault.kind in _OF_LOAD:
-                    _OF_LOAD[fault.kind](self.load, nsqd, fault)
-                else:
-                    getattr(self, fault.kind)(fault, nsqd)
+                getattr(self, fault.kind)(fault, self.nsqds[fault.number % len(self.nsqds)])
             finally:
                 span.ended = scheduler.now
 
@@ -135,26 +112,14 @@ class Faults:
             threads.sleep(0.2)
         self.not_started.append(f"{daemon.name}: {daemon.failure}")
 
-    def kill(self, fault: Fault, nsqd: Nsqd) -> None:
-        self._end(fault, nsqd, nsqd.kill)
-
-    def cut(self, fault: Fault, nsqd: Nsqd) -> None:
-        self._end(fault, nsqd, nsqd.cut_power)
-
-    def _end(self, fault: Fault, nsqd: Nsqd, end: Callable[[], None]) -> None:
+    def _end(self, end: Callable[[Nsqd], None], fault: Fault, nsqd: Nsqd) -> None:
         if nsqd.running:
             self.lossy.append(scheduler.now)
-            end()
+            end(nsqd)
             self._wait(fault)
             self._run_again(nsqd)
 
-    def kill_at(self, fault: Fault, nsqd: Nsqd) -> None:
-        self._end_at(fault, nsqd, nsqd.kill)
-
-    def cut_at(self, fault: Fault, nsqd: Nsqd) -> None:
-        self._end_at(fault, nsqd, nsqd.cut_power)
-
-    def _end_at(self, fault: Fault, nsqd: Nsqd, end: Callable[[], None]) -> None:
+    def _end_at(self, end: Callable[[Nsqd], None], fault: Fault, nsqd: Nsqd) -> None:
         """End the nsqd before one of its next operations that change files."""
         at = nsqd.disk.operations + 1 + fault.number**2 // 10
 
@@ -163,7 +128,7 @@ class Faults:
                 self.lossy.append(scheduler.now)
                 nsqd.disk.hooks.remove(hook)
                 scheduler.story(f"{nsqd.name} ends before: {operation} {name}")
-                end()
+                end(nsqd)
             return 0
 
         nsqd.disk.hooks.append(hook)
@@ -173,6 +138,9 @@ class Faults:
         else:
             threads.sleep(min(fault.lasts, 1.0))
             self._run_again(nsqd)
+
+    kill, cut = partialmethod(_end, Nsqd.kill), partialmethod(_end, Nsqd.cut_power)
+    kill_at, cut_at = partialmethod(_end_at, Nsqd.kill), partialmethod(_end_at, Nsqd.cut_power)
 
     def restart(self, fault: Fault, nsqd: Nsqd, drain: bool = False) -> None:
         if not nsqd.running or nsqd.stopping:
@@ -200,11 +168,11 @@ class Faults:
             self.restart(fault, nsqd, drain=True)
 
     def lookupd(self, fault: Fault, _nsqd: Nsqd) -> None:
-        for lookupd in self.lookupds:
-            if lookupd.running and lookupd is self.lookupds[fault.number % len(self.lookupds)]:
-                lookupd.kill()
-                self._wait(fault)
-                self._run_again(lookupd)
+        lookupd = self.lookupds[fault.number % len(self.lookupds)]
+        if lookupd.running:
+            lookupd.kill()
+            self._wait(fault)
+            self._run_again(lookupd)
 
     def stand(self, fault: Fault, _nsqd: Nsqd) -> None:
         """Stop a process for a while, as SIGSTOP does."""
@@ -235,40 +203,35 @@ class Faults:
         network.watch = look
         self.world.until(lambda: broken or self.mended, 1.0)
 
-    def _links(self, nsqd: Nsqd, others: Sequence[Host] = ()) -> list[Link]:
+    @contextmanager
+    def _links(self, nsqd: Nsqd, others: Sequence[Host] = (), **values: object) -> Iterator[None]:
+        """Change the links of an nsqd, to some other hosts or to all, and mend them."""
         others = others or [host for host in network.hosts.values() if host is not nsqd.host]
-        return [network.link(nsqd.host, other) for other in others]
+        links = [network.link(nsqd.host, other) for other in others]
+        for link in links:
+            vars(link).update(values)
+        yield
+        for link in links:
+            link.mend()
 
     def silence(self, fault: Fault, nsqd: Nsqd) -> None:
-        links = self._links(nsqd)
-        for link in links:
-            link.silent = True
-        self._wait(fault)
-        for link in links:
-            link.mend()
+        with self._links(nsqd, silent=True):
+            self._wait(fault)
 
     def slow(self, fault: Fault, nsqd: Nsqd) -> None:
-        links = self._links(nsqd)
-        for link in links:
-            link.delay = (0.03, 0.2, 1.0)[fault.number % 3]
-        self._wait(fault)
-        for link in links:
-            link.mend()
+        with self._links(nsqd, delay=(0.03, 0.2, 1.0)[fault.number % 3]):
+            self._wait(fault)
 
     def unlisted(self, fault: Fault, nsqd: Nsqd) -> None:
         """Cut an nsqd off from the nsqlookupds, while topics come and go."""
         hosts = [lookupd.host for lookupd in self.lookupds]
-        links = self._links(nsqd, hosts)
-        for link in links:
-            link.silent = True
-        for end in [end for end in nsqd.host.ends if end.peer is not None and end.peer.host in hosts]:
-            network.reset(end)
-        self._wait(fault)
-        for link in links:
-            link.mend()
+        with self._links(nsqd, hosts, silent=True):
+            for end in [end for end in nsqd.host.ends if end.peer is not None and end.peer.host in hosts]:
+                network.reset(end)
+            self._wait(fault)
         self.world.until(lambda: self.load.listed(nsqd), 20.0, every=0.002)
         for number in range(fault.number, fault.number + 20):  # while it registers
-            self.load.visit(nsqd, number, 0.002)
+            self.guests(Fault(fault.at, "guests", number, 0.002), nsqd)
 
     # Disks.
 
@@ -283,12 +246,8 @@ class Faults:
         self._fail(fault, nsqd, lambda operation, _: left.pop() if operation == "fsync" and left else 0)
 
     def writes_fail(self, fault: Fault, nsqd: Nsqd) -> None:
-        code = (errno.EIO, errno.ENOSPC)[fault.number % 2]
-
-        def hook(operation: str, _name: str) -> int:
-            return code if operation in CHANGES and scheduler.chance.random() < 0.4 else 0
-
-        self._fail(fault, nsqd, hook)
+        code, chance = (errno.EIO, errno.ENOSPC)[fault.number % 2], scheduler.chance.random
+        self._fail(fault, nsqd, lambda operation, _: code if operation in CHANGES and chance() < 0.4 else 0)
 
     def _fail(self, fault: Fault, nsqd: Nsqd, hook: Callable[[str, str], int]) -> None:
         self.disk_failed = True
@@ -302,6 +261,171 @@ class Faults:
         self._wait(fault)
         nsqd.disk.short_writes = 0.0
 
+    # Clients.
+
     def storm(self, fault: Fault, _nsqd: Nsqd) -> None:
         """Interrupt the next calls of users."""
         self.load.interrupts += 5 * fault.number
+
+    def interrupt(self, fault: Fault, _nsqd: Nsqd) -> None:
+        """Have signal handlers run in users' threads: they raise, or they publish."""
+        number, chance, topic = fault.number, random.Random(fault.number), next(iter(self.load.plan.topics))
+        users = [(each, user) for each in self.load.producers for user in each.threads[1:] if user.alive]
+
+        def publish(client: Client) -> None:
+            with suppress(Interrupted):
+                self.load.publish_once(client, chance, "publish_async", topic, 2.0, [])
+
+        def fail(_client: Client) -> None:
+            raise Interrupted
+
+        for again in range(number % 5 + 1 if users else 0):
+            client, thread = users[(number + again) % len(users)]
+            scheduler.interrupt(thread, partial(fail if number % 3 else publish, client))
+            threads.sleep(self.load.chance.expovariate(20))
+
+    def _in_consumer(self, fault: Fault, work: Callable[[Client, Any], None]) -> Client | None:
+        """Have a thread of some consumer's process do something; return the consumer, if there is one."""
+        working = [client for client in self.load.consumers if client.working]
+        if not working:
+            return None
+        client = working[fault.number % len(working)]
+        scheduler.start(lambda: work(client, client.made), fault.kind, client.process)
+        return client
+
+    def adjust(self, fault: Fault, _nsqd: Nsqd) -> None:
+        """Pause a consumer for a while, or give it another max_in_flight."""
+
+        def work(client: Client, consumer: Any) -> None:
+            if fault.number % 2:
+                consumer.pause()
+                self.world.until(lambda: self.load.over, fault.lasts)
+                consumer.resume()
+            else:
+                name, most = client.process.name, fault.number % 7 + 1
+                self.load.budgets[name] = max(self.load.budgets[name], most)
+                self.load.adjusted.append(name)
+                consumer.set_max_in_flight(most)
+
+        self._in_consumer(fault, work)
+
+    def flap(self, fault: Fault, nsqd: Nsqd) -> None:
+        """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
+        done = list[None]()
+
+        def work(client: Client, consumer: Any) -> None:
+            address, chance = nsqd.tcp_address, self.load.chance
+            flapped = (client.process.name, address)
+            if flapped not in self._flapping:
+                self._flapping.add(flapped)
+                consumer.wait_until_connected(1.0)
+                for again in range(fault.number % 8, -1, -1):
+                    with suppress(self.load.nsq.UsageError):  # another one has removed it already
+                        consumer.remove_nsqd(address)
+                    threads.sleep(chance.choice((0.0, 0.001, 0.05)) if again else fault.lasts + 1)
+                    if not again:
+                        self.load.removed.append((*flapped, scheduler.now))
+                    consumer.add_nsqd(address)
+                    threads.sleep(5 * network.delay * chance.random())
+                self._flapping.discard(flapped)
+            done.append(None)
+
+        if len(self.nsqds) > 1 and not self.load.plan.found_by_lookup:
+            client = self._in_consumer(fault, work)
+            self.world.until(lambda: done or client is None or not client.process.alive, 60.0)
+
+    def late(self, _fault: Fault, _nsqd: Nsqd) -> None:
+        self.load.begin_late()
+
+    def close_producer(self, fault: Fault, _nsqd: Nsqd) -> None:
+        """Have a program go on with another producer, and close the one it has."""
+        client = self.load.producers[fault.number % len(self.load.producers)]
+
+        def work() -> None:
+            made = client.make()
+            before, client.made = client.made, made
+            self.load.ended("close", before, TIMEOUTS[fault.number % len(TIMEOUTS)])
+
+        if client.working:
+            scheduler.start(work, fault.kind, client.process)
+
+    def stop_consumer(self, fault: Fault, _nsqd: Nsqd) -> None:
+        """Stop a consumer, and have another one begin after a while."""
+
+        def work(client: Client, consumer: Any) -> None:
+            self.load.ended("stop", consumer, TIMEOUTS[fault.number % len(TIMEOUTS)])
+            self.world.until(lambda: self.load.over, fault.lasts)
+            client.made = client.make()
+            client.made.start()
+            client.stopping = False
+
+        if client := self._in_consumer(fault, work):
+            client.stopping = True
+
+    def kill_client(self, fault: Fault, _nsqd: Nsqd) -> None:
+        load = self.load
+        clients = [client for client in (*load.producers, *load.consumers) if client.process.alive]
+        client = clients[fault.number % len(clients)]
+        if not client.working or load.over:
+            return
+        self.world.kill_process(client.process)
+        load.gone.append(client)
+        for message in load.sent.values():
+            if message.state == "pending" and message.client == client.process.name:
+                message.state = "perhaps"
+        if client in load.consumers:
+            load.consumers.remove(client)
+            load.begin_consumer(client.made.topic, client.made.channel)
+        else:
+            load.producers.remove(client)
+            load.begin_producer()
+
+    # Topics and channels.
+
+    def guests(self, fault: Fault, nsqd: Nsqd) -> None:
+        """Make, use and delete a topic, one of its own or one that others use."""
+        number, api = fault.number, self.load.api(nsqd)
+        topic, channel = f"guest{number % 3}", f"c{number % 5}"
+        if own := number % 8 > 3:
+            topic = f"guest-{next(self.load.numbers)}"
+        guest = (nsqd, topic, channel)
+        with suppress(self.load.nsq.NsqError):  # it is down, or the topic is gone already
+            if number % 2:
+                api.create_topic(topic)
+                api.create_channel(topic, channel)
+                if own:
+                    self.load.guests[guest] = (True, scheduler.now)
+            for i in range(number % 7):
+                api.publish(topic, b"guest %d" % i, defer=0.5 if i % 3 == 2 else 0)
+            if number % 4 == 3:
+                return  # it stays
+            threads.sleep(fault.lasts / 2)
+            there = self.load.guests.pop(guest, None)
+            if number % 3 == 2:
+                api.delete_channel(topic, channel)
+            else:
+                (api.empty_topic, api.delete_topic)[number % 3](topic)
+            if there:
+                self.load.guests[guest] = (number % 3 == 0, scheduler.now)
+
+    def _channel(self, fault: Fault) -> tuple[str, str]:
+        """Choose a topic that is consumed, and one of its channels."""
+        topic, channels = list(self.load.plan.topics.items())[fault.number % len(self.load.plan.topics)]
+        return topic, channels[fault.number % len(channels)]
+
+    def empty(self, fault: Fault, nsqd: Nsqd) -> None:
+        """Empty a channel. What was published before may be gone."""
+        topic, channel = self._channel(fault)
+        self.load.emptied[f"{topic}/{channel}"] = math.inf
+        with suppress(self.load.nsq.NsqError):  # not answered: it may be carried out at any time
+            self.load.api(nsqd).empty_channel(topic, channel)
+            self.load.emptied[f"{topic}/{channel}"] = scheduler.now
+
+    def pause(self, fault: Fault, nsqd: Nsqd) -> None:
+        """Pause a topic or a channel for a while."""
+        names = self._channel(fault)[: 2 - fault.number % 2]
+        kind = ("topic", "channel")[len(names) - 1]
+        with suppress(self.load.nsq.NsqError):  # it is down: nothing to pause
+            getattr(self.load.api(nsqd), f"pause_{kind}")(*names)
+        threads.sleep(fault.lasts)
+        self.load.surely(nsqd, f"unpause_{kind}", *names)

@@ -15,10 +15,8 @@ from tests.simulation.plan import Plan
 from tests.simulation.scheduler import Process, Thread, scheduler
 from tests.simulation.world import Nsqd, World
 
-#: Seconds that closes and stops get.
-_TIMEOUTS = (0.0, 0.02, 0.3, 2.0, 5.0, 15.0)
-#: The most messages of a run: more cost time and find little.
-_MOST = 800
+TIMEOUTS = (0.0, 0.02, 0.3, 2.0, 5.0, 15.0)  # seconds that closes and stops get
+_MOST = 800  # messages of a run: more cost time and find little
 
 
 class Interrupted(BaseException):
@@ -27,20 +25,19 @@ class Interrupted(BaseException):
 
 @dataclass(eq=False)
 class Sent:
-    """A message that was published: ``state`` is pending, stored, refused (surely not stored) or perhaps."""
+    """A message that was published."""
 
     key: bytes
     topic: str
     call: str
     began: float
-    defer: float = 0.0
-    state: str = "pending"
+    defer: float
+    by: Any  # the producer
+    client: str
+    timeout: float = math.inf
+    state: str = "pending"  # then stored, refused (surely not stored) or perhaps
     ended: float = 0.0
     error: str = ""
-    by: Any = None
-    """The producer."""
-    client: str = ""
-    timeout: float = math.inf
 
 
 @dataclass(eq=False)
@@ -53,8 +50,7 @@ class Handled:
     nsqd: str
     message_id: bytes
     attempts: int
-    by: Any
-    """The consumer."""
+    by: Any  # the consumer
     client: str
     succeeded: bool = False
     requeued_for: float = -1.0
@@ -70,7 +66,7 @@ class Call:
     timeout: float
     process: Process
     by: Any = None
-    ended: float = 0.0
+    ended: float = 0.0  # so it stays if the call is interrupted
     result: Any = None
 
     @property
@@ -104,64 +100,54 @@ class Load:
         self.nsq, self._api = nsq, NsqdApi
         self.world, self.plan, self.nsqds, self.lookupds = world, plan, nsqds, lookupds
         self.chance = random.Random(f"load {plan.seed}")
-        self.sent: dict[bytes, Sent] = {}
-        self.handled: list[Handled] = []
-        self.counted: list[tuple[Process, Any, Any, float]] = []
-        """The last statistics of producers and consumers, with their times."""
-        self.calls: list[Call] = []
-        self.problems: list[str] = []
-        self.over = False
+        self.numbers = iter(range(10**9))
+        self.over = False  # whether publishing ends, and no handler fails any more
         self.producers: list[Client] = []
         self.consumers: list[Client] = []
-        self.gone: list[Client] = []
-        self.emptied: dict[str, float] = {}
-        """When each channel was emptied for the last time."""
+        self.gone: list[Client] = []  # those that were killed
+        self.interrupts = 0  # how many of the next calls are interrupted
+        self._begun: list[str] = []  # late and held topics that are consumed
+        self._brief: list[Thread] = []  # the main threads of clients that live briefly
+        self._hung: list[Any] = []  # consumers of which a handler hangs
+        # For the auditor.
+        self.sent: dict[bytes, Sent] = {}
+        self.handled: list[Handled] = []
+        self.calls: list[Call] = []
+        self.problems: list[str] = []
+        self.counted: list[tuple[Process, Any, Any, float]] = []  # the last statistics of clients, with times
+        self.emptied: dict[str, float] = {}  # when each channel was emptied for the last time
+        #: Channels, or topics, that were made or deleted: whether they are there, and since when.
         self.guests: dict[tuple[Nsqd, str, str], tuple[bool, float]] = {}
-        """Channels, or topics, that were made or deleted: whether they are there, and since when."""
-        self.rosters: set[tuple[str, str, str]] = set()
-        """The channels at the end, by nsqd and topic."""
-        self.budgets: dict[str, int] = {}
-        """max_in_flight by the name of the consumer's process."""
-        self.adjusted: list[str] = []
-        """Those of which it was changed."""
-        self._numbers = iter(range(10**9))
-        self._begun: list[str] = []
-        self._brief: list[Thread] = []
-        """The main threads of clients that live briefly."""
-        self.interrupts = 0
-        """How many of the next calls are interrupted."""
+        self.rosters: set[tuple[str, str, str]] = set()  # the channels at the end, by nsqd and topic
+        self.budgets: dict[str, int] = {}  # max_in_flight by the name of the consumer's process
+        self.adjusted: list[str] = []  # those of which it was changed
+        #: Consumers that had an nsqd removed, its address, and when they must be without it.
         self.removed: list[tuple[str, str, float]] = []
-        """Consumers that had an nsqd removed, its address, and when they must be without it."""
-        self._flapping: set[tuple[str, str]] = set()
-        self._hung: list[Any] = []
-        """Consumers of which a handler hangs."""
 
     # Setting up.
 
     def begin(self) -> None:
         for nsqd in self.nsqds:
             for topic, channels in self.plan.topics.items():
-                self._surely(nsqd, "create_topic", topic)
+                self.surely(nsqd, "create_topic", topic)
                 for channel in channels:
-                    self._surely(nsqd, "create_channel", topic, channel)
+                    self.surely(nsqd, "create_channel", topic, channel)
                 if topic in self.plan.held_topics:
-                    self._surely(nsqd, "pause_topic", topic)
+                    self.surely(nsqd, "pause_topic", topic)
             for number in range(self.plan.crowd):
-                self._surely(nsqd, "create_topic", f"crowd{number}")
+                self.surely(nsqd, "create_topic", f"crowd{number}")
                 self.guests[nsqd, f"crowd{number}", ""] = (True, scheduler.now)
         # Without --durable a kill loses channels that are not in the list of topics yet.
-        last = [channels[-1].encode() for channels in self.plan.topics.values()]
+        last = [b'"%s"' % channels[-1].encode() for channels in self.plan.topics.values()]
 
         def listed() -> bool:
             files = [nsqd.disk.names.get("nsqd.dat") for nsqd in self.nsqds]
             rosters = [b"" if file is None else bytes(file.content) for file in files]
-            return all(
-                roster.count(b'"%s"' % name) >= last.count(name) for roster in rosters for name in last
-            )
+            return all(roster.count(name) >= last.count(name) for roster in rosters for name in last)
 
         self.world.until(listed, 30.0)
-        for number in range(self.plan.producers):
-            self._begin_producer(number)
+        for _ in range(self.plan.producers):
+            self.begin_producer()
         if not self.plan.backlog:
             self.begin_consumers()
         for number in range(self.plan.brief):
@@ -174,10 +160,23 @@ class Load:
                 for _ in range(self.plan.consumers):
                     self.begin_consumer(topic, channel)
 
+    def begin_late(self) -> None:
+        """Begin to consume the topics that had no channel, or were paused, until now."""
+        for topic in self.plan.held_topics:
+            # At the end once more: a kill may have come before that was on a disk which failed.
+            if topic not in self._begun or self.over:
+                self._begun.append(topic)
+                for nsqd in self.nsqds:
+                    self.surely(nsqd, "unpause_topic", topic)
+        for topic in self.plan.late_topics:
+            if topic not in self._begun:
+                self._begun.append(topic)
+                self.begin_consumer(topic, "late")
+
     def api(self, nsqd: Nsqd) -> Any:
         return self._api(nsqd.http_address, timeout=3.0)
 
-    def _surely(self, nsqd: Nsqd, verb: str, *names: str) -> None:
+    def surely(self, nsqd: Nsqd, verb: str, *names: str) -> None:
         """Send a request until it is answered."""
         for _ in range(1000):
             with suppress(self.nsq.NsqError):
@@ -185,30 +184,27 @@ class Load:
                 return
             threads.sleep(0.2)
 
-    def _addresses(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, Any]:
+        """Return the options of each client: where it finds the nsqds, and those of the plan."""
         if self.plan.found_by_lookup:
-            return {"nsqlookupd": [lookupd.http_address for lookupd in self.lookupds]}
-        return {"nsqd": [nsqd.tcp_address for nsqd in self.nsqds]}
+            return {"nsqlookupd": [each.http_address for each in self.lookupds], **self.plan.client_options}
+        return {"nsqd": [nsqd.tcp_address for nsqd in self.nsqds], **self.plan.client_options}
 
     # Publishing.
 
-    def _begin_producer(self, number: int) -> None:
-        client = Client(self.world.client(f"producer{number}"), self._new_producer)
+    def begin_producer(self) -> None:
+        name = f"producer{len(self.producers) + len(self.gone)}"
+        client = Client(self.world.client(name), lambda: self.nsq.Producer(**self._options()))
         self.producers.append(client)
 
         def begin() -> None:
             client.made = client.make()
-            for i in range(self.plan.publishers):
+            for number in range(self.plan.publishers):
                 user = partial(self._publish, client, self.chance.random())
-                thread = threads.Thread(target=user, name=f"user{i}")
-                thread.start()
-                client.threads.append(thread)
+                client.threads.append(threads.Thread(target=user, name=f"user{number}"))
+                client.threads[-1].start()
 
         client.threads.append(scheduler.start(begin, "main", client.process))
-
-    def _new_producer(self) -> Any:
-        options = {key: value for key, value in self.plan.client_options.items() if key != "max_in_flight"}
-        return self.nsq.Producer(**self._addresses(), **options)
 
     def _publish(self, client: Client, seed: float, until: float = math.inf) -> None:
         chance = random.Random(seed)
@@ -219,27 +215,25 @@ class Load:
             topic = chance.choice([*self.plan.topics, *self.plan.late_topics])
             timeout = chance.choice((0.3, 2.0, 10.0))
             with suppress(Interrupted):
-                self._publish_once(client, chance, call, topic, timeout, futures)
+                self.publish_once(client, chance, call, topic, timeout, futures)
             with suppress(Interrupted):
                 if chance.random() < 1 / self.plan.burst:
                     seconds = chance.expovariate(1 / self.plan.pause) * self.plan.burst
                     threads.sleep(min(seconds, max(until - scheduler.now, 0.001)))
         for future, messages in futures:
             with suppress(Interrupted):
-                self._judged(messages, lambda future=future: future.result(60.0))
+                self._judged(messages, partial(future.result, 60.0), 60.0)
 
-    def _publish_once(
+    def publish_once(
         self, client: Client, chance: random.Random, call: str, topic: str, timeout: float, futures: list[Any]
     ) -> None:
         count = chance.choice((2, 3, 10)) if call == "multi_publish" else 1
         defer = chance.uniform(0.02, self.plan.longest_defer) if call.startswith("defer") else 0.0
-        bodies = [self._body(topic, chance) for _ in range(count)]
-        producer = client.made
-        messages = [
-            Sent(self.key(body), topic, call, scheduler.now, defer, by=producer, client=client.process.name)
-            for body in bodies
-        ]
-        self.sent.update((message.key, message) for message in messages)
+        keys = [f"{topic} {next(self.numbers)}".encode() for _ in range(count)]
+        bodies = [key + b"|" + b"x" * chance.randint(0, self.plan.largest - 30) for key in keys]
+        producer, name, now = client.made, client.process.name, scheduler.now
+        messages = [Sent(key, topic, call, now, defer, producer, name) for key in keys]
+        self.sent.update(zip(keys, messages, strict=True))
         options: dict[str, Any] = {"timeout": timeout} | ({"defer": defer} if defer else {})
 
         def begin() -> None:
@@ -249,16 +243,16 @@ class Load:
 
         if call == "http":
             api = self.api(chance.choice(self.nsqds))
-            self._judged(messages, lambda: api.publish(topic, bodies[0]), timeout=3.0)
+            self._judged(messages, partial(api.publish, topic, bodies[0]), 3.0)
         elif call == "multi_publish":
-            self._judged(messages, lambda: producer.multi_publish(topic, bodies, **options), timeout)
+            self._judged(messages, partial(producer.multi_publish, topic, bodies, **options), timeout)
         elif call in ("publish", "defer"):
-            self._judged(messages, lambda: producer.publish(topic, bodies[0], **options), timeout)
+            self._judged(messages, partial(producer.publish, topic, bodies[0], **options), timeout)
         else:
             self._judged(messages, begin, timeout, ends=False)
 
     def _judged(
-        self, messages: list[Sent], action: Callable[[], object], timeout: float = 60.0, *, ends: bool = True
+        self, messages: list[Sent], action: Callable[[], object], timeout: float, *, ends: bool = True
     ) -> None:
         """Make a publishing call, and note how it ended."""
         for message in messages:
@@ -268,32 +262,27 @@ class Load:
         try:
             self._interrupted(action)
         except Interrupted:
-            call.result = "interrupted"
             self._end(messages, "perhaps")
             raise
         except BaseException as error:
             self._end(messages, error)
-            call.result = error
         else:
             if ends:
                 self._end(messages, None)
         call.ended = scheduler.now
 
     def _end(self, messages: list[Sent], error: Any) -> None:
+        # An HTTP request may have been carried out, unless the answer is a 503.
+        unclear = isinstance(error, self.nsq.ApiError) and getattr(error, "status", 0) != 503
+        unclear |= error == "perhaps" or getattr(error, "maybe_stored", False)
         for message in messages:
             if message.state != "pending":
                 continue
-            message.ended = scheduler.now
             if scheduler.telling:
                 scheduler.story(f"{message.call} of {message.key!r} ended: {error!r}")
-            message.error = "" if error is None else str(error)
-            if error is None:
-                message.state = "stored"
-            elif error == "perhaps" or getattr(error, "maybe_stored", False) or self._is_unclear(error):
-                message.state = "perhaps"
-            elif isinstance(error, self.nsq.NsqError):
-                message.state = "refused"
-            else:
+            message.ended, message.error = scheduler.now, "" if error is None else str(error)
+            message.state = "stored" if error is None else "perhaps" if unclear else "refused"
+            if message.state == "refused" and not isinstance(error, self.nsq.NsqError):
                 message.state = "perhaps"
                 self.problems.append(f"{message.call} raised {error!r}, which is no error of the package")
 
@@ -316,14 +305,6 @@ class Load:
         finally:
             me.interrupt = None
 
-    def _is_unclear(self, error: Any) -> bool:
-        """Whether an HTTP request may have been carried out: only a 503 says that it was not."""
-        return isinstance(error, self.nsq.ApiError) and getattr(error, "status", 0) != 503
-
-    def _body(self, topic: str, chance: random.Random) -> bytes:
-        key = f"{topic} {next(self._numbers)}".encode()
-        return key + b"|" + b"x" * chance.randint(0, self.plan.largest - 30)
-
     @staticmethod
     def key(body: bytes) -> bytes:
         key, bar, rest = body.partition(b"|")
@@ -331,31 +312,27 @@ class Load:
 
     # Consuming.
 
-    def begin_consumer(self, topic: str, channel: str) -> Client:
+    def begin_consumer(self, topic: str, channel: str) -> None:
         number = len(self.consumers) + len(self.gone)
-        client = Client(
-            self.world.client(f"consumer{number}"), lambda: self._new_consumer(topic, channel, number)
-        )
+        process = self.world.client(f"consumer{number}")
+        client = Client(process, lambda: self._new_consumer(topic, channel, number))
         self.consumers.append(client)
 
         def begin() -> None:
             client.made = client.make().start()
 
-        client.threads.append(scheduler.start(begin, "main", client.process))
-        return client
+        client.threads.append(scheduler.start(begin, "main", process))
 
     def _new_consumer(self, topic: str, channel: str, number: int) -> Any:
-        chance = random.Random(f"consumer {self.plan.seed} {number}")
+        plan, chance = self.plan, random.Random(f"consumer {self.plan.seed} {number}")
         # More than that would not arrive within its timeout.
-        fitting = self.plan.window / (3 * self.plan.delay) * self.plan.nsqd_options["msg_timeout"] / 4
-        most = min(chance.choice((1, 5, 50)) * self.plan.threads, 1 + int(fitting / self.plan.largest))
+        fitting = plan.window / (3 * plan.delay) * plan.nsqd_options["msg_timeout"] / 4
+        most = min(chance.choice((1, 5, 50)) * plan.threads, 1 + int(fitting / plan.largest))
         self.budgets[f"consumer{number}"] = most
-        name = f"{topic}/{channel}"
         consumer = self.nsq.Consumer(
             topic,
             channel,
-            **self._addresses(),
-            threads=self.plan.threads,
+            threads=plan.threads,
             max_attempts=0,
             max_in_flight=most,
             default_requeue_delay=chance.choice((0.0, 0.1, 1.0)),
@@ -364,57 +341,44 @@ class Load:
             rdy_redistribute_interval=0.5,
             low_rdy_idle_timeout=1.0,
             low_rdy_timeout=3.0,
-            auto_touch=chance.random() < 0.3 and not self.plan.hung,
-            **self.plan.client_options,
+            auto_touch=chance.random() < 0.3 and not plan.hung,
+            **self._options(),
         )
 
-        def handle(message: Any) -> Any:
-            return self._handle(message, name, chance, consumer)
+        def handle(message: Any) -> None:
+            self._handle(message, f"{topic}/{channel}", chance, consumer)
 
-        if self.plan.batch:
+        if plan.batch:
             consumer.add_batch_handler(
-                lambda batch: [handle(message) for message in batch],
-                self.plan.batch,
-                0.05,
-                threads=self.plan.threads,
+                lambda batch: [handle(message) for message in batch], plan.batch, 0.05, threads=plan.threads
             )
         else:
             consumer.add_handler(handle)
         return consumer
 
-    def _handle(self, message: Any, channel: str, chance: random.Random, by: Any) -> Any:
-        handled = Handled(
-            self.key(message.body),
-            channel,
-            scheduler.now,
-            message.nsqd_address,
-            message.id,
-            message.attempts,
-            by,
-            scheduler.me().process.name,
-        )
+    def _handle(self, message: Any, channel: str, chance: random.Random, by: Any) -> None:
+        plan, key, me = self.plan, self.key(message.body), scheduler.me().process.name
+        came_from = (message.nsqd_address, message.id, message.attempts)
+        handled = Handled(key, channel, scheduler.now, *came_from, by, me)
         self.handled.append(handled)
         if scheduler.telling:
-            scheduler.story(
-                f"{channel} handles {handled.key!r}, attempt {handled.attempts}, from {handled.nsqd}"
-            )
-        if chance.random() < self.plan.slow and not self.over:
-            threads.sleep(self.plan.slow_seconds * chance.uniform(0.5, 1.5))
-        hangs = chance.random() < self.plan.hung and self._hung.count(by) < self.plan.threads - 1
+            scheduler.story(f"{channel} handles {key!r}, attempt {handled.attempts}, from {handled.nsqd}")
+        if chance.random() < plan.slow and not self.over:
+            threads.sleep(plan.slow_seconds * chance.uniform(0.5, 1.5))
+        hangs = chance.random() < plan.hung and self._hung.count(by) < plan.threads - 1
         if hangs and not self.over:
             self._hung.append(by)
             # No longer: a delivery to this consumer waits for the end of the run of an earlier one.
             self.world.until(lambda: self.over, 1e6, every=0.5)
         handled.ended = scheduler.now
-        if chance.random() < self.plan.failing and not self.over:
+        if chance.random() < plan.failing and not self.over:
             if chance.random() < 0.5:
                 handled.requeued_for = chance.choice((0.0, 0.2, 2.0))
                 raise self.nsq.Requeue(handled.requeued_for)
             raise ValueError("a handler that fails")
         handled.succeeded = True
-        if chance.random() < self.plan.raced and not self.plan.batch:
+        if chance.random() < plan.raced and not plan.batch:
             self._answer_twice(message, chance)
-        return None
 
     def _answer_twice(self, message: Any, chance: random.Random) -> None:
         """Have two threads answer a message: both are the user's, or one is the end of the handler."""
@@ -427,15 +391,27 @@ class Load:
             if len(answered) > 1:
                 self.problems.append(f"ANSWERED twice, and no call has failed: {message!r}")
 
-        thread = threads.Thread(target=finish, name="answerer")
-        if chance.random() < 0.5:
+        thread, by_user = threads.Thread(target=finish, name="answerer"), chance.random() < 0.5
+        if by_user:
             message.disable_auto_response()
-            thread.start()
+        thread.start()
+        if by_user:
             finish()
-        else:
-            thread.start()
 
-    # Clients that live briefly.
+    # Ending.
+
+    def ended(self, what: str, made: Any, timeout: float) -> Any:
+        """Close or stop a client, and note how long that took and what it reported."""
+        while True:
+            call = Call(what, scheduler.now, timeout, scheduler.me().process, made)
+            self.calls.append(call)
+            try:
+                call.result = self._interrupted(partial(getattr(made, what), timeout=timeout))
+            except Interrupted:
+                call.result = "interrupted"
+            else:
+                call.ended = scheduler.now
+                return call.result
 
     def _live_briefly(self, number: int, process: Process) -> None:
         chance = random.Random(f"brief {self.plan.seed} {number}")
@@ -448,9 +424,9 @@ class Load:
             consumer = self._new_consumer(topic, chance.choice(self.plan.topics[topic]), 1000 + number)
             consumer.start()
             threads.sleep(life)
-            self.ended("stop", consumer.stop, chance.choice(_TIMEOUTS))
+            self.ended("stop", consumer, chance.choice(TIMEOUTS))
             return
-        client = Client(process, self._new_producer, self._new_producer())
+        client = Client(process, lambda: None, self.nsq.Producer(**self._options()))
         users = [
             threads.Thread(target=partial(self._publish, client, chance.random(), scheduler.now + life))
             for _ in range(chance.choice((1, 2, 4)))
@@ -458,201 +434,55 @@ class Load:
         for user in users:
             user.start()
         threads.sleep(life * chance.choice((0.5, 1.0, 1.0)))
-        self.ended("close", client.made.close, chance.choice(_TIMEOUTS))
+        self.ended("close", client.made, chance.choice(TIMEOUTS))
         for user in users:
             user.join()
 
-    # Faults of clients.
+    def finish(self) -> None:
+        """Stop publishing, and wait for the publishing threads."""
+        self.over = True
+        self.world.until(lambda: not any(client.stopping for client in self.consumers), 60.0)
+        users = [thread for client in self.producers for thread in client.threads if client.process.alive]
+        users += self._brief
+        if not self.world.until(lambda: not any(thread.alive for thread in users), 120.0):
+            self.problems.append(f"users' threads hang: {[thread for thread in users if thread.alive]}")
 
-    def interrupt(self, number: int) -> None:
-        """Have signal handlers run in users' threads: they raise, or they publish."""
-        users = [(client, user) for client in self.producers for user in client.threads[1:] if user.alive]
-        chance, topic = random.Random(number), next(iter(self.plan.topics))
+    def close(self) -> None:
+        """Close all producers and stop all consumers."""
+        self.rosters = {
+            (nsqd.name, topic.name, channel)
+            for nsqd in self.nsqds
+            if nsqd.running
+            for topic in nsqd._server._broker.topics.values()
+            for channel in ("", *topic.channels)
+        }
+        self.world.until(lambda: all(client.made is not None for client in self.consumers), 60.0)
+        left: list[Client] = []
 
-        def publish(client: Client) -> None:
-            with suppress(Interrupted):
-                self._publish_once(client, chance, "publish_async", topic, 2.0, [])
+        def end(client: Client, what: str, timeout: float) -> None:
+            def count() -> None:
+                self.counted.append((client.process, client.made, client.made.stats(), scheduler.now))
 
-        def fail() -> None:
-            raise Interrupted
-
-        for again in range(number % 5 + 1):
-            if users:
-                client, thread = users[(number + again) % len(users)]
-                scheduler.interrupt(thread, fail if number % 3 else partial(publish, client))
-                threads.sleep(self.chance.expovariate(20))
-
-    def _consumer(self, number: int) -> Client | None:
-        working = [client for client in self.consumers if client.working]
-        return working[number % len(working)] if working else None
-
-    def adjust(self, number: int, lasts: float) -> None:
-        """Pause a consumer for a while, or give it another max_in_flight."""
-        client = self._consumer(number)
-        if client is None:
-            return
-
-        def work() -> None:
-            if number % 2:
-                client.made.pause()
-                self.world.until(lambda: self.over, lasts)
-                client.made.resume()
-            else:
-                most = number % 7 + 1
-                name = client.process.name
-                self.budgets[name] = max(self.budgets[name], most)
-                self.adjusted.append(name)
-                client.made.set_max_in_flight(most)
-
-        scheduler.start(work, f"adjuster{number}", client.process)
-
-    def flap(self, nsqd: Nsqd, number: int, lasts: float) -> None:
-        """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
-        client, address, done = self._consumer(number), nsqd.tcp_address, list[None]()
-        if client is None or self.plan.found_by_lookup or len(self.nsqds) == 1:
-            return
-        if (flapped := (client.process.name, address)) in self._flapping:
-            return
-        self._flapping.add(flapped)
-
-        def work() -> None:
-            made = client.made
-            made.wait_until_connected(1.0)
-            for again in range(number % 8, -1, -1):
-                with suppress(self.nsq.UsageError):  # another one has removed it already
-                    made.remove_nsqd(address)
-                threads.sleep(self.chance.choice((0.0, 0.001, 0.05)) if again else lasts + 1)
-                if not again:
-                    self.removed.append((*flapped, scheduler.now))
-                made.add_nsqd(address)
-                threads.sleep(5 * nsqd_delay * self.chance.random())
-            self._flapping.discard(flapped)
-            done.append(None)
-
-        nsqd_delay = self.plan.delay
-        scheduler.start(work, f"flapper{number}", client.process)
-        self.world.until(lambda: done or not client.process.alive, 60.0)
-
-    def begin_late(self) -> None:
-        """Begin to consume the topics that had no channel, or were paused, until now."""
-        for topic in self.plan.held_topics:
-            # At the end once more: a kill may have come before that was on a disk which failed.
-            if topic not in self._begun or self.over:
-                self._begun.append(topic)
-                for nsqd in self.nsqds:
-                    self._surely(nsqd, "unpause_topic", topic)
-        for topic in self.plan.late_topics:
-            if topic not in self._begun:
-                self._begun.append(topic)
-                self.begin_consumer(topic, "late")
-
-    def replace_producer(self, number: int) -> None:
-        client = self.producers[number % len(self.producers)]
-        if client.process.alive and client.made is not None:
-
-            def work() -> None:
-                made = client.make()
-                before, client.made = client.made, made
-                self.ended("close", before.close, _TIMEOUTS[number % len(_TIMEOUTS)])
-
-            scheduler.start(work, f"closer{number}", client.process)
-
-    def replace_consumer(self, number: int, lasts: float) -> None:
-        client = self._consumer(number)
-        if client is None:
-            return
-        client.stopping = True
-
-        def work() -> None:
-            self.ended("stop", client.made.stop, _TIMEOUTS[number % len(_TIMEOUTS)])
-            self.world.until(lambda: self.over, lasts)
-            client.made = client.make()
-            client.made.start()
-            client.stopping = False
-
-        scheduler.start(work, f"stopper{number}", client.process)
-
-    def ended(self, what: str, action: Callable[..., Any], timeout: float) -> Any:
-        """Close or stop a client, and note how long that took and what it reported."""
-        while True:
-            call = Call(what, scheduler.now, timeout, scheduler.me().process, action.__self__)  # type: ignore[attr-defined]
-            self.calls.append(call)
             try:
-                call.result = self._interrupted(lambda: action(timeout=timeout))
-            except Interrupted:
-                call.result = "interrupted"
-                continue
-            call.ended = scheduler.now
-            return call.result
+                if what == "close":  # it counts anew after a close
+                    count()
+                report = self.ended(what, client.made, timeout)
+                if what == "stop":
+                    count()
+                if not report:
+                    self.problems.append(f"{client.process.name} at the end: {report}")
+            finally:
+                left.remove(client)
 
-    def kill_client(self, number: int) -> None:
-        clients = [client for client in (*self.producers, *self.consumers) if client.process.alive]
-        client = clients[number % len(clients)]
-        if not client.working or self.over:
-            return
-        self.world.kill_process(client.process)
-        self.gone.append(client)
-        for message in self.sent.values():
-            if message.state == "pending" and message.client == client.process.name:
-                message.state = "perhaps"
-        if client in self.consumers:
-            self.consumers.remove(client)
-            consumer = client.made
-            self.begin_consumer(consumer.topic, consumer.channel)
-        else:
-            self.producers.remove(client)
-            self._begin_producer(len(self.producers) + len(self.gone))
+        for clients, what, timeout in ((self.producers, "close", 20.0), (self.consumers, "stop", 30.0)):
+            for client in clients:
+                if client.process.alive and client.made is not None:
+                    left.append(client)
+                    scheduler.start(partial(end, client, what, timeout), "ender", client.process)
+        if not self.world.until(lambda: not left, 90.0):
+            self.problems.append("closing the clients hangs")
 
-    # Topics and channels that come and go.
-
-    def visit(self, nsqd: Nsqd, number: int, lasts: float) -> None:
-        """Make, use and delete a topic, one of its own or one that others use."""
-        topic, channel, api = f"guest{number % 3}", f"c{number % 5}", self.api(nsqd)
-        if own := number % 8 > 3:
-            topic = f"guest-{next(self._numbers)}"
-        guest = (nsqd, topic, channel)
-        with suppress(self.nsq.NsqError):  # it is down, or the topic is gone already
-            if number % 2:
-                api.create_topic(topic)
-                api.create_channel(topic, channel)
-                if own:
-                    self.guests[guest] = (True, scheduler.now)
-            for i in range(number % 7):
-                api.publish(topic, b"guest %d" % i, defer=0.5 if i % 3 == 2 else 0)
-            if number % 4 == 3:
-                return  # it stays
-            threads.sleep(lasts / 2)
-            there = self.guests.pop(guest, None)
-            if number % 3 == 2:
-                api.delete_channel(topic, channel)
-            else:
-                (api.empty_topic, api.delete_topic)[number % 3](topic)
-            if there:
-                self.guests[guest] = (number % 3 == 0, scheduler.now)
-
-    def _channel(self, number: int) -> tuple[str, str]:
-        """Choose a topic that is consumed, and one of its channels."""
-        topic = list(self.plan.topics)[number % len(self.plan.topics)]
-        return topic, self.plan.topics[topic][number % len(self.plan.topics[topic])]
-
-    def empty(self, nsqd: Nsqd, number: int) -> None:
-        """Empty a channel. What was published before may be gone."""
-        topic, channel = self._channel(number)
-        self.emptied[f"{topic}/{channel}"] = math.inf
-        with suppress(self.nsq.NsqError):  # not answered: it may be carried out at any time
-            self.api(nsqd).empty_channel(topic, channel)
-            self.emptied[f"{topic}/{channel}"] = scheduler.now
-
-    def pause(self, nsqd: Nsqd, number: int, lasts: float) -> None:
-        """Pause a topic or a channel for a while."""
-        topic, channel = self._channel(number)
-        kind, names = ("topic", (topic,)) if number % 2 else ("channel", (topic, channel))
-        with suppress(self.nsq.NsqError):  # it is down: nothing to pause
-            getattr(self.api(nsqd), f"pause_{kind}")(*names)
-        threads.sleep(lasts)
-        self._surely(nsqd, f"unpause_{kind}", *names)
-
-    # The end.
+    # What must hold before the end.
 
     def channels(self, message: Sent) -> list[str]:
         """Return the channels where a message must arrive: none that dropped it, or that was emptied."""
@@ -697,52 +527,3 @@ class Load:
                 if has != lists:
                     return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
         return ""
-
-    def finish(self) -> None:
-        """Stop publishing, and wait for the publishing threads."""
-        self.over = True
-        self.world.until(lambda: not any(client.stopping for client in self.consumers), 60.0)
-        users = [thread for client in self.producers for thread in client.threads if client.process.alive]
-        users += self._brief
-        if not self.world.until(lambda: not any(thread.alive for thread in users), 120.0):
-            self.problems.append(f"users' threads hang: {[thread for thread in users if thread.alive]}")
-
-    def close(self) -> None:
-        """Close all producers and stop all consumers."""
-        self.rosters = {
-            (nsqd.name, topic.name, channel)
-            for nsqd in self.nsqds
-            if nsqd.running
-            for topic in nsqd._server._broker.topics.values()
-            for channel in ("", *topic.channels)
-        }
-        self.world.until(lambda: all(client.made is not None for client in self.consumers), 60.0)
-        left: list[None] = []
-
-        def end(client: Client, what: str, action: Callable[..., Any], timeout: float) -> None:
-            def count() -> None:
-                self.counted.append((client.process, client.made, client.made.stats(), scheduler.now))
-
-            def run() -> None:
-                try:
-                    if what == "close":  # it counts anew after a close
-                        count()
-                    report = self.ended(what, action, timeout)
-                    if what == "stop":
-                        count()
-                    if not report:
-                        self.problems.append(f"{client.process.name} at the end: {report}")
-                finally:
-                    left.pop()
-
-            left.append(None)
-            scheduler.start(run, "ender", client.process)
-
-        for client in self.producers:
-            if client.process.alive and client.made is not None:
-                end(client, "close", client.made.close, 20.0)
-        for client in self.consumers:
-            if client.process.alive and client.made is not None:
-                end(client, "stop", client.made.stop, 30.0)
-        if not self.world.until(lambda: not left, 90.0):
-            self.problems.append("closing the clients hangs")

@@ -9,14 +9,16 @@ where the schedule says so.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from tests.simulation import code, threads
+from tests.simulation import code
 from tests.simulation.scheduler import Thread, scheduler
 from tests.simulation.world import Nsqd, World
 
 BROKEN = errno.EIO
+TOPIC, CHANNEL = "orders", "billing"
 
 schedules: dict[str, Callable[[Script], None]] = {}
 
@@ -33,58 +35,72 @@ class Script:
     def __init__(self, world: World) -> None:
         self.world = world
         self.violations: list[str] = []
+        self.at: list[float] = []  # when the messages came that ``received`` has returned
+        self.closed: list[Any] = []  # the producers, which are closed at the end
         self._held: dict[tuple[str, int], float] = {}
-        self.at: list[float] = []
         scheduler.held = lambda module, site: self._held.pop((module, site), 0.0)
 
     def check(self, holds: object, what: str) -> None:
         if not holds:
             self.violations.append(f"does not hold: {what}")
 
-    def nsqd(self, name: str = "nsqd", **options: Any) -> Nsqd:
-        nsqd = Nsqd(self.world, name, **options)
-        self.check(nsqd.start(), f"{name} starts ({nsqd.failure})")
-        return nsqd
+    def nsqd(self, *, channel: bool = False, **options: Any) -> tuple[Nsqd, Any]:
+        """Start an nsqd, with the channel if that is asked for; return it, and a producer for it."""
+        import nsq
+
+        nsqd = Nsqd(self.world, "nsqd", **options)
+        self.start(nsqd)
+        if channel:
+            self.api(nsqd).create_topic(TOPIC)
+            self.api(nsqd).create_channel(TOPIC, CHANNEL)
+        self.closed.append(nsq.Producer(nsqd.tcp_address))
+        return nsqd, self.closed[-1]
+
+    def start(self, nsqd: Nsqd) -> None:
+        self.check(nsqd.start(), f"{nsqd.name} starts ({nsqd.failure})")
+
+    def api(self, nsqd: Nsqd) -> Any:
+        from nsq.http.nsqd import NsqdApi
+
+        return NsqdApi(nsqd.http_address, timeout=5.0)
 
     def thread(self, work: Callable[[], object]) -> Thread:
         """Run a function on a further thread."""
         return scheduler.start(work, "thread", self.world.here)
 
-    @property
-    def now(self) -> float:
-        return scheduler.now
-
-    def sleep(self, seconds: float) -> None:
-        threads.sleep(seconds)
-
     def until(self, condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
         """Wait for a condition, which must come."""
         self.check(self.world.until(condition, seconds, every=0.001), f"{what} within {seconds:g} s")
 
-    def restart(self, nsqd: Nsqd) -> None:
-        self.check(nsqd.start(), f"{nsqd.name} starts again ({nsqd.failure})")
-
-    def received(
-        self, nsqd: Nsqd, topic: str, channel: str, count: int, seconds: float = 10.0
-    ) -> list[bytes]:
-        """Consume until so many messages have come, or for ``seconds``; return their bodies. ``at`` has the
-        times at which they came.
-        """
+    @contextmanager
+    def consumer(self, nsqd: Nsqd, handler: Callable[[Any], object], threads: int = 1) -> Iterator[None]:
         import nsq
 
+        consumer = nsq.Consumer(TOPIC, CHANNEL, nsqd=nsqd.tcp_address, max_in_flight=100, max_attempts=0)
+        consumer.add_handler(handler, threads=threads)
+        consumer.start()
+        yield
+        consumer.stop(0.1)
+
+    def received(self, nsqd: Nsqd, count: int, seconds: float = 10.0) -> list[bytes]:
+        """Consume until so many messages have come, or for ``seconds``; return their bodies."""
         bodies: list[bytes] = []
         self.at = []
 
-        def handle(message: nsq.Message) -> None:
+        def handle(message: Any) -> None:
             bodies.append(message.body)
             self.at.append(scheduler.now)
 
-        consumer = nsq.Consumer(topic, channel, nsqd=nsqd.tcp_address, max_in_flight=100, max_attempts=0)
-        consumer.add_handler(handle)
-        consumer.start()
-        self.world.until(lambda: len(bodies) >= count, seconds)
-        consumer.stop(5)
+        with self.consumer(nsqd, handle):
+            self.world.until(lambda: len(bodies) >= count, seconds)
         return bodies
+
+    def check_received(self, nsqd: Nsqd, bodies: list[bytes]) -> None:
+        """Start an nsqd that is down, or is losing its power, and look whether it has all messages."""
+        self.until(lambda: not nsqd.alive, f"{nsqd.name} ends")
+        self.start(nsqd)
+        missing = set(bodies) - set(self.received(nsqd, len(bodies)))
+        self.check(not missing, f"confirmed messages come: {len(missing)} of {len(bodies)} do not")
 
     # Where threads stand still, and faults.
 
@@ -116,7 +132,13 @@ def perform(name: str, tell: Callable[[str], None] | None = None) -> list[str]:
     script = Script(world)
     if tell is not None:
         scheduler.tell(tell)
-    world.run(lambda: schedules[name](script), preempt=False)
+
+    def scenario() -> None:
+        schedules[name](script)
+        for producer in script.closed:
+            producer.close()
+
+    world.run(scenario, preempt=False)
     for process in world.processes:
         script.violations += process.crashed
     for daemon in world.daemons:

@@ -15,7 +15,23 @@ import pytest
 from tests.simulation import disk, network, threads
 from tests.simulation.scheduler import Process, begin, scheduler
 
-Story = Callable[[Any, Any], list[Callable[[], object]]]
+#: What happens to two connected sockets a and b; after each call a moment passes.
+STORIES = {
+    "a close is an end": "a close, b recv, b recv, b send 1, b send 2, b recv",
+    "a close with unread data is a reset, behind what was sent": (
+        "b send unread, a send sent, a close, b recv, b recv, b recv, b send 1, b getpeername, "
+        "b shutdown RDWR"
+    ),
+    "a send learns of a reset": "b send unread, a close, b send 1, b send 2, b recv, b recv",
+    "what was sent arrives after SHUT_RD": (
+        "a send early, b shutdown RD, b recv, b recv, a send late, b recv, b recv"
+    ),
+    "a half-close ends one direction": "a shutdown WR, b recv, b send more, a recv, a send 1",
+    "data for a socket that is shut resets it": (
+        "a shutdown RDWR, b recv, b send 1, a recv, b send 2, b recv, a send 3"
+    ),
+    "closed": "a close, a recv, a send 1, a getsockname, a shutdown RD",
+}
 
 
 def in_virtual_time(work: Callable[[], object]) -> None:
@@ -28,68 +44,36 @@ def in_virtual_time(work: Callable[[], object]) -> None:
     assert not process.crashed, process.crashed[0]
 
 
-def send(sock: Any, data: bytes) -> Callable[[], object]:
-    return lambda: sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-
-
-def recv(sock: Any) -> Callable[[], object]:
-    return lambda: sock.recv(100)
-
-
-def shut(sock: Any, how: int = socket.SHUT_RDWR) -> Callable[[], object]:
-    return lambda: sock.shutdown(how)
-
-
-# Each story is told what two connected sockets are, and returns calls; after each of them a moment passes.
-STORIES: dict[str, Story] = {
-    "a close is an end": lambda a, b: [a.close, recv(b), recv(b), send(b, b"1"), send(b, b"2"), recv(b)],
-    "a close with unread data is a reset, behind what was sent": lambda a, b: [
-        send(b, b"unread"), send(a, b"sent"), a.close, recv(b), recv(b), recv(b), send(b, b"1"),
-        b.getpeername, shut(b),
-    ],
-    "a send learns of a reset": lambda a, b: [
-        send(b, b"unread"), a.close, send(b, b"1"), send(b, b"2"), recv(b), recv(b),
-    ],
-    "what was sent arrives after SHUT_RD": lambda a, b: [
-        send(a, b"early"), shut(b, socket.SHUT_RD), recv(b), recv(b), send(a, b"late"),
-        recv(b), recv(b),
-    ],
-    "a half-close ends one direction": lambda a, b: [
-        shut(a, socket.SHUT_WR), recv(b), send(b, b"more"), recv(a), send(a, b"1"),
-    ],
-    "data for a socket that is shut resets it": lambda a, b: [
-        shut(a), recv(b), send(b, b"1"), recv(a), send(b, b"2"), recv(b), send(a, b"3"),
-    ],
-    "closed": lambda a, b: [a.close, recv(a), send(a, b"1"), a.getsockname, shut(a, socket.SHUT_RD)],
-}  # fmt: skip
-
-
-def answers(calls: list[Callable[[], object]], sleep: Callable[[float], object]) -> list[object]:
-    found: list[object] = []
-    for number, call in enumerate(calls):
+def answers(story: str, ends: dict[str, Any], sleep: Callable[[float], object]) -> list[object]:
+    found = list[object]()
+    for step in story.split(", "):
+        end, call, *words = step.split()
+        arguments: list[object] = [100] if call == "recv" else []
+        if call == "send":
+            arguments = [words[0].encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL]
+        elif call == "shutdown":
+            arguments = [getattr(socket, f"SHUT_{words[0]}")]
         try:
-            result = call()
-            found.append((number, result if isinstance(result, (bytes, int)) else "works"))
+            result = getattr(ends[end], call)(*arguments)
+            found.append((step, result if isinstance(result, (bytes, int)) else "works"))
         except OSError as error:
-            found.append((number, errno.errorcode[error.errno or 0]))
+            found.append((step, errno.errorcode[error.errno or 0]))
         sleep(0.01)
     return found
 
 
-def in_the_kernel(story: Story) -> list[object]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        one = socket.create_connection(listener.getsockname())
-        other, _ = listener.accept()
-    with one, other:
-        one.setblocking(False)
-        other.setblocking(False)
-        return answers(story(one, other), time.sleep)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the simulated sockets are Linux's")
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
-def test_simulated_sockets_are_as_the_kernels(story: Story) -> None:
-    def tell() -> None:
+def test_simulated_sockets_are_as_the_kernels(story: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as real_listener:
+        real = socket.create_connection(real_listener.getsockname())
+        other_real, _ = real_listener.accept()
+    with real, other_real:
+        real.setblocking(False)
+        other_real.setblocking(False)
+        expected = answers(story, {"a": real, "b": other_real}, time.sleep)
+
+    def compare() -> None:
         listener, one = network.Socket(), network.Socket()
         listener.bind(("", 4150))
         listener.listen()
@@ -99,9 +83,9 @@ def test_simulated_sockets_are_as_the_kernels(story: Story) -> None:
         threads.sleep(0.01)
         other, _ = listener.accept()
         other.setblocking(False)
-        assert answers(story(one, other), threads.sleep) == in_the_kernel(story)
+        assert answers(story, {"a": one, "b": other}, threads.sleep) == expected
 
-    in_virtual_time(tell)
+    in_virtual_time(compare)
 
 
 def create(name: str) -> disk.Open:
@@ -109,48 +93,51 @@ def create(name: str) -> disk.Open:
     return disk._opened(disk.os_open(f"/disk/host/{name}", os.O_CREAT | os.O_RDWR))
 
 
-def test_an_inode_number_is_used_again_once_nothing_has_the_file() -> None:
-    def use() -> None:
-        one = create("one")
-        number = one.fstat().st_ino
-        disk.Path("/disk/host/one").unlink()
-        assert create("two").fstat().st_ino != number, "it is still open"
-        one.close()
-        del one
-        disk.disks["host"].sync_names()
-        assert create("three").fstat().st_ino == number
-
-    in_virtual_time(use)
+def an_inode_number_is_used_again_once_nothing_has_the_file() -> None:
+    one = create("one")
+    number = one.fstat().st_ino
+    disk.Path("/disk/host/one").unlink()
+    assert create("two").fstat().st_ino != number, "it is still open"
+    one.close()
+    del one
+    disk.disks["host"].sync_names()
+    assert create("three").fstat().st_ino == number
 
 
-def test_what_an_fsync_could_not_write_counts_as_clean() -> None:
-    def use() -> None:
-        file, host = create("old name"), disk.disks["host"]
-        file.pwrite(b"lost", 0)
-        disk.rename("/disk/host/old name", "/disk/host/new name")
-        host.sync_names()
-        host.hooks.append(lambda operation, _name: errno.EIO if operation == "fsync" else 0)
-        with pytest.raises(OSError, match="Input/output"):
-            file.fsync()
-        host.heal()
-        assert file.pread(10, 0) == b"lost"
-        file.pwrite(b"kept", 4)
+def what_an_fsync_could_not_write_counts_as_clean() -> None:
+    file, host = create("old name"), disk.disks["host"]
+    file.pwrite(b"lost", 0)
+    disk.rename("/disk/host/old name", "/disk/host/new name")
+    host.sync_names()
+    host.hooks.append(lambda operation, _name: errno.EIO if operation == "fsync" else 0)
+    with pytest.raises(OSError, match="Input/output"):
         file.fsync()
-        host.cut_power(None)
-        assert bytes(host.names["new name"].content) == bytes(4) + b"kept"
+    host.heal()
+    assert file.pread(10, 0) == b"lost"
+    file.pwrite(b"kept", 4)
+    file.fsync()
+    host.cut_power(None)
+    assert bytes(host.names["new name"].content) == bytes(4) + b"kept"
 
-    in_virtual_time(use)
+
+def a_full_disk_takes_what_fits() -> None:
+    file = create("file")
+    disk.disks["host"].capacity = 3
+    assert file.pwrite(b"12345", 0) == 3
+    with pytest.raises(OSError, match="No space left"):
+        file.pwrite(b"4", 3)
+    assert file.pwrite(b"abc", 0) == 3, "what is written over needs no space"
+    assert file.pwrite(b"", 0) == 0
+    assert file.fstat().st_size == 3, "a write of nothing changes nothing"
 
 
-def test_a_full_disk_takes_what_fits() -> None:
-    def use() -> None:
-        file = create("file")
-        disk.disks["host"].capacity = 3
-        assert file.pwrite(b"12345", 0) == 3
-        with pytest.raises(OSError, match="No space left"):
-            file.pwrite(b"4", 3)
-        assert file.pwrite(b"abc", 0) == 3, "what is written over needs no space"
-        assert file.pwrite(b"", 0) == 0
-        assert file.fstat().st_size == 3, "a write of nothing changes nothing"
-
-    in_virtual_time(use)
+@pytest.mark.parametrize(
+    "check",
+    [
+        an_inode_number_is_used_again_once_nothing_has_the_file,
+        what_an_fsync_could_not_write_counts_as_clean,
+        a_full_disk_takes_what_fits,
+    ],
+)
+def test_the_simulated_disk(check: Callable[[], None]) -> None:
+    in_virtual_time(check)

@@ -12,6 +12,7 @@ import threading as real_threading
 import time as real_time
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +26,6 @@ def stand_in(real: Any, **replaced: object) -> SimpleNamespace:
 
 class Lock:
     """A raw lock. The first thread to come gets it when it is free, as with a real one."""
-
-    __slots__ = ("_held", "_waiters")
 
     def __init__(self) -> None:
         self._held = False
@@ -137,14 +136,6 @@ class ThreadPoolExecutor(concurrent.futures.Executor):
             thread.join()
 
 
-def get_ident() -> int | None:
-    return scheduler.me().ident
-
-
-def start_new_thread(function: Callable[..., object], args: tuple[Any, ...]) -> int | None:
-    return scheduler.start(lambda: function(*args), "bare", scheduler.me().process).ident
-
-
 def wall() -> float:
     current = scheduler.current
     return EPOCH + scheduler.now + (current.process.clock_error if current else 0.0)
@@ -154,12 +145,18 @@ def sleep(seconds: float) -> None:
     scheduler.wait_until(lambda: False, seconds)
 
 
-chance = random.Random(0)
-"""What the package draws from, in place of the module ``random``. ``World`` seeds it."""
+chance = random.Random(0)  # what the package draws from, in place of ``random``; ``World`` seeds it
 
 
 def modules() -> dict[str, Any]:
     """Return the stand-ins by the name under which the package imports them."""
+
+    def get_ident() -> int | None:
+        return scheduler.me().ident
+
+    def start_new_thread(function: Callable[..., object], args: tuple[Any, ...]) -> int | None:
+        return scheduler.start(partial(function, *args), "bare", scheduler.me().process).ident
+
     return {
         "_thread": stand_in(
             real_thread, allocate_lock=Lock, get_ident=get_ident, start_new_thread=start_new_thread

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.defects.__main__ import ROOT, apply, patches
-
-pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patches")
+from tests.simulation.defects.__main__ import HERE, ROOT, apply
 
 
-@pytest.mark.parametrize("patch", patches(), ids=lambda patch: patch.stem)
+@pytest.mark.skipif(shutil.which("git") is None, reason="git applies the patches")
+@pytest.mark.parametrize("patch", sorted(HERE.glob("*.patch")), ids=lambda patch: patch.stem)
 def test_a_patch_fits_and_says_what_the_defect_was(patch: Path) -> None:
     prose, _, diff = patch.read_text().partition("\ndiff --git ")
     assert "users" in prose.lower().split(), "it must begin with what the defect was and what users saw"
