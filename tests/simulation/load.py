@@ -520,10 +520,10 @@ class Load:
             for nsqd in self.nsqds:
                 if not nsqd.running:
                     return f"{nsqd.name} does not run"
-                has = {name: set(each.channels) for name, each in nsqd._server._broker.topics.items()}
+                has = {name: sorted(each.channels) for name, each in nsqd._server._broker.topics.items()}
                 peers = self._peers(lookupd, nsqd)  # but for the last one: they lost their power
                 listed = peers[-1].channels_by_topic if peers else {}
-                lists = {topic: set(names) for topic, names in listed.items()}
+                lists = {topic: sorted(names) for topic, names in listed.items()}
                 if has != lists:
                     return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
         return ""
