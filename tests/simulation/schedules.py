@@ -58,7 +58,7 @@ def time_that_passes_while_a_file_is_read_makes_no_message_early(script: Script)
     producer.publish(TOPIC, b"late", defer=4.0)
     nsqd.stop()
     script.start(nsqd)
-    script.hold("daemons.nsqd.storage.deferred:DeferredOnDisk._read_next_file", "", 0.015)
+    script.hold("daemons.nsqd.storage.deferred:DeferredOnDisk._read_next_file", "wall = ", 0.015)
     script.check(script.received(nsqd, 1) == [b"late"], "the message comes")
     script.check(script.at[0] >= due, f"it comes when it is due, not {due - script.at[0]:.3f} s before")
 
