@@ -57,7 +57,7 @@ class Session:
         assert "".join(f"{line}\n" for block in blocks for line in self._seen(block)) == text
 
     def _seen(self, block: list[str]) -> list[str]:
-        """Run a block's command; return the block with what was printed, where that does not match."""
+        """Run a block's command. Return the block; if the output does not match, with that output."""
         if not block[0].startswith("$"):
             return block
         command, short, wanted = block[0].partition(" ")[2].partition(" -> ")

@@ -41,7 +41,7 @@ class Faults:
         # For the auditor.
         self.happened: dict[str, int] = {}  # how many of each kind
         self.spans: list[Span] = []
-        self.lossy: list[float] = []  # when an nsqd was killed or lost power, and so what was in its memory
+        self.lossy: list[float] = []  # when an nsqd was killed or lost power: its memory is lost
         self.stopped: list[float] = []  # when an nsqd had stopped
         self.stood = 0.0  # seconds for which processes stood still
         self.disk_failed = False
@@ -414,7 +414,7 @@ class Faults:
         return topic, channels[fault.number % len(channels)]
 
     def empty(self, fault: Fault, nsqd: Nsqd) -> None:
-        """Empty a channel. What was published before may be gone."""
+        """Empty a channel: it may lose what was published before."""
         topic, channel = self._channel(fault)
         self.load.emptied[f"{topic}/{channel}"] = math.inf
         with suppress(self.load.nsq.NsqError):  # not answered: it may be carried out at any time
