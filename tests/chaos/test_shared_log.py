@@ -273,4 +273,4 @@ def test_a_rate_is_sustained_and_deletes_keep_up(
         f"planning {planning[len(planning) // 2]:.2f} s"
     )
     assert reader.rows == published[0] == len(reader.deliveries)
-    assert kept <= 60
+    assert kept <= 100  # a receiver deletes every ten seconds
