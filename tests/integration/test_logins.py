@@ -9,9 +9,7 @@ import os
 import re
 import signal
 import socket
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from tests.integration.authority import Authority
 from tests.integration.clients import topic_stats
 from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
+from tests.integration.web import Web
 
 pytestmark = only_ours("logins")
 
@@ -234,39 +233,16 @@ def test_a_new_topic_learns_its_channels_from_a_protected_nsqlookupd(
 # Where the secret must not go
 
 
-class Stranger:
+class Stranger(Web):
     """Answers as an nsqd, and keeps the headers of the requests."""
 
     def __init__(self) -> None:
-        self.secrets: list[str | None] = []
-        world = self
+        health = {"health": "OK", "version": "1.3.0", "topics": [], "tcp_port": 1}
+        super().__init__(json.dumps(health).encode())
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                world.secrets.append(self.headers.get("Authorization"))
-                body = json.dumps({"health": "OK", "version": "1.3.0", "topics": [], "tcp_port": 1}).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            do_POST = do_GET  # noqa: N815
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    def __enter__(self) -> Stranger:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+    @property
+    def secrets(self) -> list[str | None]:
+        return [headers.get("authorization") for *_, headers in self.asked]
 
     def register(self, lookupd: Nsqlookupd) -> socket.socket:
         # 0.0.0.0 reaches this machine, but not by an address that the rule takes for this machine.
@@ -306,7 +282,7 @@ def test_an_nsqd_that_registers_itself_gets_the_secret_only_if_the_user_says_so(
         admin.request("POST", "/api/topics/t", b'{"action": "pause"}')
     assert set(stranger.secrets) == wanted
 
-    stranger.secrets.clear()
+    stranger.asked.clear()
     NsqdApi(f"0.0.0.0:{stranger.port}", secret=HttpSecret(ALL, to), told=True).stats()
     assert set(stranger.secrets) == wanted
     NsqdApi(f"0.0.0.0:{stranger.port}", secret=ALL).stats()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 
 class Web:
-    def __init__(self) -> None:
+    """It answers every request with ``answer``."""
+
+    def __init__(self, answer: bytes = b"OK") -> None:
         self.asked: list[tuple[str, str, bytes, dict[str, str]]] = []
         self.clients: set[Any] = set()
         self.statuses: list[int] = []
@@ -20,7 +22,7 @@ class Web:
             protocol_version = "HTTP/1.1"
             timeout = 30
 
-            def answer(self) -> None:
+            def do_GET(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 web.asked.append((self.command, self.path, body, headers))
@@ -29,20 +31,21 @@ class Web:
                 self.send_response(status)
                 if status in (302, 307):
                     self.send_header("Location", "/moved")
-                self.send_header("Content-Length", "2")
+                self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
-                self.wfile.write(b"OK")
+                self.wfile.write(answer)
                 self.close_connection = self.close_connection or web.closes
 
-            do_GET = do_POST = answer  # noqa: N815
+            do_POST = do_GET  # noqa: N815
 
             def log_message(self, *_: object) -> None: ...
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self._server.server_port}"
+        self.port = self._server.server_port
+        self.address = f"http://127.0.0.1:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
-    def __enter__(self) -> Web:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
