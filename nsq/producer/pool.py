@@ -33,7 +33,7 @@ from functools import partial
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, ServerError, Unanswered, UsageError
 from nsq.log import Logger
 from nsq.producer import at_exit
-from nsq.producer.answers import PLAIN, Rules, Verdict, unanswered, unsent
+from nsq.producer.answers import PLAIN, Verdict, unanswered, unsent
 from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.nsqds import NAME, Nsqds, Setup
 from nsq.producer.own import OwnConn
@@ -138,22 +138,28 @@ class Pool:
             self._admit(topic, started + seconds)
         if _thread.get_ident() in self.nsqds.threads:
             self.refuse_our_thread("publish")
+
+        def made(endpoint: PublishingEndpoint | None = None) -> Publish:
+            publish = Publish(topic, body)
+            publish.destination, publish.rules, publish.endpoint = where, routing.rules, endpoint
+            publish.started, publish.deadline = started, started + seconds
+            return publish
+
         taken = self._take(targets, started, seconds)
         if taken is None:
-            publish = _made(topic, body, where, routing.rules, started, seconds, None)
+            return self._send_through_loops(made())
+        endpoint, conn = taken
+        try:
+            endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
+        except BaseException as error:
+            publish = made(endpoint)
+            self._note_failure(publish, conn, error)
         else:
-            endpoint, conn = taken
-            try:
-                endpoint.own.send(conn, commands.pub(where, body), seconds, routing.patience)
-            except BaseException as error:
-                publish = _made(topic, body, where, routing.rules, started, seconds, endpoint)
-                self._note_failure(publish, conn, error)
-            else:
-                if self.setup.on_acknowledged is not None:
-                    self._tell(_made(topic, body, where, routing.rules, started, seconds, endpoint), None)
-                if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
-                    self._note_end_of_trip()
-                return PUBLISHED
+            if self.setup.on_acknowledged is not None:
+                self._tell(made(endpoint), None)
+            if pending.changed.locks.copy() or self.closed:  # locks the list, as ``bool`` does not
+                self._note_end_of_trip()
+            return PUBLISHED
         return self._send_through_loops(publish)
 
     def publish_and_wait(self, publish: Publish, timeout: float | None) -> Published:
@@ -402,18 +408,13 @@ class Pool:
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:
         """Have the callbacks' thread call the hook, if there is one."""
-        if error is None:
-            address = publish.endpoint.address if publish.endpoint is not None else ""
-            self._tell_stored(publish.topic, publish.messages, publish.size, address, publish.started)
-        elif self.setup.on_failed is not None:
-            latency = self._clock() - publish.started
-            event = Failed(publish.topic, publish.messages, publish.size, error, latency)
-            self.callbacks.tell(self.setup.on_failed, event)
-
-    def _tell_stored(self, topic: str, messages: int, size: int, address: str, started: float) -> None:
-        if self.setup.on_acknowledged is not None:
-            event = Acknowledged(topic, messages, size, address, self._clock() - started)
-            self.callbacks.tell(self.setup.on_acknowledged, event)
+        hooks, latency = self.setup, self._clock() - publish.started
+        about = publish.topic, publish.messages, publish.size
+        if error is not None and hooks.on_failed is not None:
+            self.callbacks.tell(hooks.on_failed, Failed(*about, error, latency))
+        elif error is None and hooks.on_acknowledged is not None:
+            address = "" if publish.endpoint is None else publish.endpoint.address
+            self.callbacks.tell(hooks.on_acknowledged, Acknowledged(*about, address, latency))
 
     def take_back(self, *left: deque[Publish] | deque[Publish | bytes]) -> None:
         """Queue the publishes that a closed connection has not sent, in front of all that wait."""
@@ -655,21 +656,3 @@ class Pool:
         return ProducerStats(
             pending=self.unended, published=published, failed=failed, connections=connections
         )
-
-
-def _made(
-    topic: str,
-    body: bytes,
-    where: str,
-    rules: Rules,
-    started: float,
-    seconds: float,
-    endpoint: PublishingEndpoint | None,
-) -> Publish:
-    """Make a ``Publish`` of a message that turns out to need one. ``where`` and ``rules`` are of one routing:
-    the pool may have another one by now.
-    """
-    publish = Publish(topic, body)
-    publish.destination, publish.rules, publish.endpoint = where, rules, endpoint
-    publish.started, publish.deadline = started, started + seconds
-    return publish
