@@ -27,19 +27,16 @@ _SILENCE = 2.0  # seconds of standing still that may make one side take the othe
 _OVERDUE = re.compile("in time|did not answer within|lists none|discovered yet|producer (is|was) closed")
 #: Faults that no client notices which is not its target.
 _CALM = (
-    "guests", "late", "pause", "empty", "clock", "adjust", "interrupt", "storm", "flap", "close_producer",
-    "stop_consumer", "kill_client",
+    "guests", "late", "empty", "clock", "storm", "flap", "close_producer", "stop_consumer", "kill_client",
 )  # fmt: skip
 #: Faults that break no connection, nor make it silent.
-_UNBROKEN = (*_CALM, "lookupd", "unlisted", "slow", "full", "fsync_fails", "writes_fail", "short_writes")
+_UNBROKEN = (*_CALM, "lookupd", "unlisted", "slow", "full", "fsync_fails", "writes_fail")
 #: Faults that hold up nothing that is under way.
 _PROMPT = tuple(kind for kind in _UNBROKEN if kind != "slow")
 #: Faults that keep no message from a consumer that stays connected.
-_FLOWING = tuple(
-    kind for kind in _PROMPT if kind not in ("pause", "adjust", "flap", "stop_consumer", "kill_client")
-)
+_FLOWING = tuple(kind for kind in _PROMPT if kind not in ("flap", "stop_consumer", "kill_client"))
 #: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
-_UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted")
+_UNNOTICED = ("guests", "late", "empty", "clock", "lookupd", "unlisted")
 
 
 class Auditor:
@@ -227,8 +224,7 @@ class Auditor:
                 # An RDY may leave before the smaller one of another connection does.
                 since = min(since, at) if sum(asked) > max(budget, len(asked)) else math.inf
                 used = in_flight.total() - in_flight[number] + count
-                too_large = grows and used > budget and client not in self.load.adjusted
-                if too_large and not self._stood(at - 2, at + 1, client):
+                if grows and used > budget and not self._stood(at - 2, at + 1, client):
                     yield f"RDY {count} of {client} at {at:.6f}: {used} may be in flight, not {budget}"
 
     def _windows_and_messages(self, client: str) -> list[tuple[float, int, int, int]]:
@@ -371,7 +367,7 @@ class Auditor:
     def _left(self) -> Iterator[str]:
         """Return the threads and descriptors that are left."""
         # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
-        freed = self.faults.happened.keys() & {"interrupt", "storm"}
+        freed = "storm" in self.faults.happened
         for process in self.world.processes:
             if not process.alive or process is self.world.here:
                 continue

@@ -95,7 +95,7 @@ class Disk:
 
     def heal(self) -> None:
         """End all faults."""
-        self.capacity, self.short_writes = math.inf, 0.0
+        self.capacity = math.inf
         self.hooks.clear()
 
     @property
@@ -183,8 +183,8 @@ class Open(io.RawIOBase):
         return bytes(self.file.content[offset : offset + size])
 
     def pwrite(self, data: Any, offset: int) -> int:
-        """Write all, less if the disk fills up or writes short, or nothing and raise an error. There is no
-        error with a part written: the kernel reports the part instead.
+        """Write all, or less if the disk fills up or faults are aimed at it, or nothing and raise an error.
+        There is no error with a part written: the kernel reports the part instead.
         """
         disk, data, chance = self.disk, bytes(data), scheduler.chance
         disk.before("pwrite", self.name)
@@ -195,7 +195,7 @@ class Open(io.RawIOBase):
             if not data:
                 scheduler.story(f"{disk.host} disk: {self.name}: no space left")
                 raise _error(errno.ENOSPC, self.name)
-        if len(data) > 1 and disk.short_writes and chance.random() < disk.short_writes:
+        if len(data) > 1 and disk.hooks and chance.random() < 0.3:
             data = data[: chance.randint(1, len(data) - 1)]
         scheduler.note("pwrite", offset, data)
         self.file.change(offset, data)

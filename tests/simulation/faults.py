@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import math
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 from tests.simulation import threads
 from tests.simulation.disk import CHANGES
-from tests.simulation.load import TIMEOUTS, Client, Interrupted, Load
+from tests.simulation.load import TIMEOUTS, Client, Load
 from tests.simulation.network import End, Host, network
 from tests.simulation.plan import Fault
 from tests.simulation.scheduler import scheduler
@@ -256,33 +255,11 @@ class Faults:
         with suppress(ValueError):  # everything is mended
             nsqd.disk.hooks.remove(hook)
 
-    def short_writes(self, fault: Fault, nsqd: Nsqd) -> None:
-        nsqd.disk.short_writes = 0.3
-        self._wait(fault)
-        nsqd.disk.short_writes = 0.0
-
     # Clients.
 
     def storm(self, fault: Fault, _nsqd: Nsqd) -> None:
         """Interrupt the next calls of users."""
         self.load.interrupts += 5 * fault.number
-
-    def interrupt(self, fault: Fault, _nsqd: Nsqd) -> None:
-        """Have signal handlers run in users' threads: they raise, or they publish."""
-        number, chance, topic = fault.number, random.Random(fault.number), next(iter(self.load.plan.topics))
-        users = [(each, user) for each in self.load.producers for user in each.threads[1:] if user.alive]
-
-        def publish(client: Client) -> None:
-            with suppress(Interrupted):
-                self.load.publish_once(client, chance, "publish_async", topic, 2.0, [])
-
-        def fail(_client: Client) -> None:
-            raise Interrupted
-
-        for again in range(number % 5 + 1 if users else 0):
-            client, thread = users[(number + again) % len(users)]
-            scheduler.interrupt(thread, partial(fail if number % 3 else publish, client))
-            threads.sleep(self.load.chance.expovariate(20))
 
     def _in_consumer(self, fault: Fault, work: Callable[[Client, Any], None]) -> Client | None:
         """Have a thread of some consumer's process do something; return the consumer, if there is one."""
@@ -292,22 +269,6 @@ class Faults:
         client = working[fault.number % len(working)]
         scheduler.start(lambda: work(client, client.made), fault.kind, client.process)
         return client
-
-    def adjust(self, fault: Fault, _nsqd: Nsqd) -> None:
-        """Pause a consumer for a while, or give it another max_in_flight."""
-
-        def work(client: Client, consumer: Any) -> None:
-            if fault.number % 2:
-                consumer.pause()
-                self.world.until(lambda: self.load.over, fault.lasts)
-                consumer.resume()
-            else:
-                name, most = client.process.name, fault.number % 7 + 1
-                self.load.budgets[name] = max(self.load.budgets[name], most)
-                self.load.adjusted.append(name)
-                consumer.set_max_in_flight(most)
-
-        self._in_consumer(fault, work)
 
     def flap(self, fault: Fault, nsqd: Nsqd) -> None:
         """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
@@ -420,12 +381,3 @@ class Faults:
         with suppress(self.load.nsq.NsqError):  # not answered: it may be carried out at any time
             self.load.api(nsqd).empty_channel(topic, channel)
             self.load.emptied[f"{topic}/{channel}"] = scheduler.now
-
-    def pause(self, fault: Fault, nsqd: Nsqd) -> None:
-        """Pause a topic or a channel for a while."""
-        names = self._channel(fault)[: 2 - fault.number % 2]
-        kind = ("topic", "channel")[len(names) - 1]
-        with suppress(self.load.nsq.NsqError):  # it is down: nothing to pause
-            getattr(self.load.api(nsqd), f"pause_{kind}")(*names)
-        threads.sleep(fault.lasts)
-        self.load.surely(nsqd, f"unpause_{kind}", *names)

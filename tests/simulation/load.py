@@ -120,7 +120,6 @@ class Load:
         self.guests: dict[tuple[Nsqd, str, str], tuple[bool, float]] = {}
         self.rosters: set[tuple[str, str, str]] = set()  # the channels at the end, by nsqd and topic
         self.budgets: dict[str, int] = {}  # max_in_flight by the name of the consumer's process
-        self.adjusted: list[str] = []  # those of which it was changed
         #: Consumers that had an nsqd removed, its address, and when they must be without it.
         self.removed: list[tuple[str, str, float]] = []
 
@@ -134,9 +133,6 @@ class Load:
                     self.surely(nsqd, "create_channel", topic, channel)
                 if topic in self.plan.held_topics:
                     self.surely(nsqd, "pause_topic", topic)
-            for number in range(self.plan.crowd):
-                self.surely(nsqd, "create_topic", f"crowd{number}")
-                self.guests[nsqd, f"crowd{number}", ""] = (True, scheduler.now)
         # Without --durable a kill loses channels that are not in the list of topics yet.
         last = [b'"%s"' % channels[-1].encode() for channels in self.plan.topics.values()]
 
@@ -288,22 +284,27 @@ class Load:
 
     def _interrupted(self, action: Callable[[], object]) -> object:
         """Call a function, which a signal handler may interrupt at any statement, and once more in the middle
-        of what it does then.
+        of what it does then. The handler raises, or it publishes.
         """
-        me = scheduler.me()
+        me, chance = scheduler.me(), self.chance
+        client = next((each for each in self.producers if each.process is me.process), None)
 
-        def fail() -> None:
-            if self.chance.random() < 0.4:
-                me.interrupt = fail
-            raise Interrupted
+        def handle() -> None:
+            if chance.random() < 0.4:
+                me.interrupt = handle
+            if client is None or self.over or chance.random() < 0.7:
+                raise Interrupted
+            self.publish_once(client, chance, "publish_async", "topic0", 2.0, [])
 
-        if self.interrupts and self.chance.random() < 0.5:
-            self.interrupts -= 1
-            me.interrupt = fail  # comes when the thread is preempted, or woken
+        if not self.interrupts or chance.random() < 0.5:
+            return action()
+        self.interrupts -= 1
+        later = 10 * self.plan.delay * chance.random() ** 2
+        signal = scheduler.at(scheduler.now + later, partial(scheduler.interrupt, me, handle))
         try:
             return action()
         finally:
-            me.interrupt = None
+            signal[2] = me.interrupt = None
 
     @staticmethod
     def key(body: bytes) -> bytes:
@@ -485,14 +486,9 @@ class Load:
     # What must hold before the end.
 
     def channels(self, message: Sent) -> list[str]:
-        """Return the channels where a message must arrive: none that dropped it, or that was emptied."""
+        """Return the channels where a message must arrive: none that was emptied."""
         names = [f"{message.topic}/{name}" for name in self.plan.topics.get(message.topic, ["late"])]
-        return [
-            name
-            for name in names
-            if message.began > self.emptied.get(name, 0.0)
-            and self.world.dropped.isdisjoint({(name, message.key), (message.topic, message.key)})
-        ]
+        return [name for name in names if message.began > self.emptied.get(name, 0.0)]
 
     def undelivered(self) -> list[str]:
         """Return the confirmed messages that no handler has got."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import pickle
@@ -57,7 +56,6 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     for (module, name), value in plan.knobs.items():
         code.knob(module, name, value)
     fired: list[Hold] = []
-    _record_drops(world.dropped)
     lookupds = [Nsqlookupd(world, f"lookupd{number}") for number in range(plan.lookupds)]
     listed_at = tuple(lookupd.tcp_address for lookupd in lookupds)
     options = {**plan.nsqd_options, "lookupd_tcp_addresses": listed_at}
@@ -77,18 +75,6 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     outcome.virtual = scheduler.now - BEGIN
     outcome.cpu = time.process_time() - began
     return outcome
-
-
-def _record_drops(dropped: set[tuple[str, bytes]]) -> None:
-    """Note which messages nsqds drop (--max-channel-depth), with the topic or TOPIC/CHANNEL."""
-    bound = importlib.import_module("nsq.daemons.nsqd.core.bound").Bound
-    drop = bound._dropped
-
-    def noted(self: Any, name: str, messages: list[Any]) -> None:
-        dropped.update((name.split()[-1], Load.key(message.body)) for message in messages)
-        drop(self, name, messages)
-
-    bound._dropped = noted
 
 
 def _hold(plan: Plan, fired: list[Hold]) -> None:

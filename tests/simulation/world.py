@@ -59,8 +59,6 @@ class World:
         self.chance = random.Random(f"world {seed}")
         self.daemons: list[Daemon] = []
         self.clients: list[Process] = []
-        #: What nsqds have dropped, by --max-channel-depth: TOPIC or TOPIC/CHANNEL, and the message's key.
-        self.dropped: set[tuple[str, bytes]] = set()
         self.logged: list[str] = []  # what the client has logged as an error of its own
         self.processes: list[Process] = []
         self.here = self.process("scenario")
