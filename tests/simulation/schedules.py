@@ -191,7 +191,7 @@ class Schedules(Script):
         self.check_received(nsqd, BODIES)
 
     def what_is_requeued_with_a_delay_and_a_power_cut_tears_does_not_replace_it(self) -> None:
-        """A requeue writes a message to a file of deferred ones. Its record in the queue counts until then."""
+        """A requeue writes to a file of deferred messages. The record in the queue counts until then."""
         nsqd, producer = self.nsqd(durable=True, channel=True)
         producer.multi_publish(TOPIC, BODIES)
         self.tear(nsqd, ".deferred.")
