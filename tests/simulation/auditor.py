@@ -45,7 +45,7 @@ class Auditor:
     def __init__(self, world: World, plan: Plan, load: Load, faults: Faults) -> None:
         self.world, self.plan, self.load, self.faults = world, plan, load, faults
         self.timeout: float = plan.nsqd_options["msg_timeout"]
-        self.power_was_cut = bool(faults.happened.keys() & {"cut", "cut_at"})
+        self.power_was_cut = any(span.fault.kind.startswith("cut") for span in faults.spans)
 
     def judge(self) -> list[str]:
         """Return the first violation of each check, the gravest first, and all problems of processes."""
@@ -55,7 +55,7 @@ class Auditor:
             if inspect.isgeneratorfunction(check) and not name.startswith("_")
         ]
         found = [violation for check in checks for violation in itertools.islice(check(self), 1)]
-        return [*found, *self._crashes(), *self._left(), *self.load.problems]
+        return [*found, *self._crashes(), *self._left(), *self.world.problems]
 
     # Messages.
 
@@ -86,7 +86,7 @@ class Auditor:
             if message is None or not message.defer:
                 continue
             early = message.began + message.defer - each.at
-            ended = math.inf if message.state == "perhaps" else message.ended
+            ended = message.ended if message.state == "stored" else math.inf
             unconfirmed = self._lossy(message.began, ended)
             if early > _EARLY and not unconfirmed and not self._due_times_lost(message.began, each.at):
                 yield f"EARLY by {early:.3f} s: {message.key!r}, deferred {message.defer:.3f} s"
@@ -131,12 +131,9 @@ class Auditor:
 
     def channels_stay(self) -> Iterator[str]:
         """Channels that were made long before a kill are there after it, and deleted ones are not."""
-        plan = self.plan
-        # Seconds within which nsqd has got what a client sends, unless a fault is at work.
-        late = self.faults.stood + sum(hold.seconds for hold in plan.holds) + 20 * plan.delay + 0.1
-        late += 20 * plan.lag_longest * (plan.lag_share > 0)
         for (nsqd, topic, channel), (there, at) in self.load.guests.items():
-            lost = self._lossy(at - late, at + late + plan.nsqd_options["sync_timeout"])
+            late = self._trips(at - 5, at + 5)
+            lost = self._lossy(at - late, at + late + self.plan.nsqd_options["sync_timeout"])
             agree = there == ((nsqd.name, topic, channel) in self.load.rosters)
             if not (agree or lost or self.faults.disk_failed):
                 yield f"ROSTER of {nsqd.name}: {topic}/{channel} is {'not ' * there}there since {at:.3f}"
@@ -163,7 +160,7 @@ class Auditor:
         """What was finished comes again only if a fault can have kept the FIN from nsqd, or from its disk."""
         if self.plan.batch or self.faults.disk_failed:  # one message that fails has a whole batch come again
             return
-        unclean = {id(call.by) for call in self.load.calls if call.what == "stop" and not call.clean}
+        unclean = [call.process for call in self.load.calls if call.what == "stop" and not call.clean]
         for earlier, each in self._repeated("message_id", "channel", "nsqd"):
             finished = [(one, came) for one in earlier if one.succeeded and (came := self._delivery(one))]
             if not finished:
@@ -171,7 +168,7 @@ class Auditor:
             before, delivery = finished[-1]
             late = 1 + self._stood(before.at - 5, before.ended + 5)
             if (
-                id(before.by) not in unclean
+                before.by not in unclean
                 and late < 1 + _SILENCE
                 and each.attempts > before.attempts
                 and before.ended < each.at
@@ -337,7 +334,7 @@ class Auditor:
         messages = [message for message in self.load.sent.values() if message.call != "http"]
         ended = Counter((id(message.by), message.state) for message in messages)
         for process, made, stats, at in self.load.counted:
-            handled = sum(each.succeeded for each in self.load.handled if each.by is made)
+            handled = sum(each.succeeded for each in self.load.handled if each.by is process)
             stored, perhaps = ended[id(made), "stored"], ended[id(made), "perhaps"]
             if hasattr(stats, "finished"):
                 left = stats.in_flight or stats.waiting
@@ -362,12 +359,11 @@ class Auditor:
             if "bug of ours" in line or ("Traceback" in line and "a handler that fails" not in line):
                 yield f"LOGGED by a client: {line}"
                 break
-        yield from (f"DAEMON {text}" for text in (*self.faults.not_started, *self.faults.unclean))
 
     def _left(self) -> Iterator[str]:
         """Return the threads and descriptors that are left."""
         # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
-        freed = "storm" in self.faults.happened
+        freed = any(span.fault.kind == "storm" for span in self.faults.spans)
         for process in self.world.processes:
             if not process.alive or process is self.world.here:
                 continue
@@ -448,7 +444,7 @@ class Auditor:
 
     def _delivery(self, handled: Handled) -> Delivery | None:
         """Return what brought a message that a handler got."""
-        what = (handled.client, handled.nsqd, handled.message_id, handled.attempts)
+        what = (handled.by.name, handled.nsqd, handled.message_id, handled.attempts)
         came = [each for each in self._delivered.get(what, ()) if each.at <= handled.at]
         return came[-1] if came else None
 

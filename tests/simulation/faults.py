@@ -14,7 +14,7 @@ from tests.simulation import threads
 from tests.simulation.disk import CHANGES
 from tests.simulation.load import TIMEOUTS, Client, Load
 from tests.simulation.network import End, Host, network
-from tests.simulation.plan import Fault
+from tests.simulation.plan import OF_DISKS, Fault
 from tests.simulation.scheduler import scheduler
 from tests.simulation.world import Daemon, Nsqd, World
 
@@ -38,19 +38,13 @@ class Faults:
         self.mended = False
         self._flapping: set[tuple[str, str]] = set()  # consumers, with the address of the nsqd
         # For the auditor.
-        self.happened: dict[str, int] = {}  # how many of each kind
         self.spans: list[Span] = []
         self.lossy: list[float] = []  # when an nsqd was killed or lost power: its memory is lost
         self.stopped: list[float] = []  # when an nsqd had stopped
-        self.stood = 0.0  # seconds for which processes stood still
-        self.disk_failed = False
         self.clock_set: list[float] = []  # when the wall clock of an nsqd was set
-        self.not_started: list[str] = []  # starts that failed although the disk worked
-        self.unclean: list[str] = []
 
     def do(self, fault: Fault) -> None:
         """Begin a fault."""
-        self.happened[fault.kind] = self.happened.get(fault.kind, 0) + 1
         scheduler.story(f"fault {fault}")
         scheduler.note("fault", fault.kind, fault.number)
         span = Span(fault, scheduler.now)
@@ -76,11 +70,15 @@ class Faults:
         if not fault.number % 2:
             self._then(fault)
 
+    @property
+    def disk_failed(self) -> bool:
+        """Whether an operation on a disk may have failed until now."""
+        return any(span.fault.kind in OF_DISKS for span in self.spans)
+
     def fill(self) -> None:
-        """Fill all disks until they are mended again."""
-        self.mended, self.disk_failed = False, True
-        for nsqd in self.nsqds:
-            nsqd.disk.capacity = 0  # other programs take what nsqd frees
+        """Fill the disk until it is mended again."""
+        self.mended = False
+        self.do(Fault(scheduler.now, "full", lasts=math.inf))
 
     def mend(self, seconds: float) -> None:
         """Mend everything, and wait until all daemons run again."""
@@ -109,7 +107,7 @@ class Faults:
             if self.mended and isinstance(daemon, Nsqd):
                 daemon.disk.heal()
             threads.sleep(0.2)
-        self.not_started.append(f"{daemon.name}: {daemon.failure}")
+        self.world.problems.append(f"DAEMON {daemon.name} does not start: {daemon.failure}")
 
     def _end(self, end: Callable[[Nsqd], None], fault: Fault, nsqd: Nsqd) -> None:
         if nsqd.running:
@@ -146,12 +144,13 @@ class Faults:
             return
         failed_before = self.disk_failed
         if not nsqd.stop(drain=drain):
-            self.unclean.append(f"{nsqd.name} did not stop")
+            self.world.problems.append(f"DAEMON {nsqd.name} did not stop")
             nsqd.kill()
         elif nsqd.stopped_cleanly is False:
             self.lossy.append(scheduler.now)
             if not (failed_before or self.disk_failed):
-                self.unclean.append(f"{nsqd.name} stopped and lost something, although the disk works")
+                text = f"DAEMON {nsqd.name} stopped and lost something, although the disk works"
+                self.world.problems.append(text)
         self.stopped.append(scheduler.now)
         if fault.kind == "move":
             network.move(nsqd.host)
@@ -178,7 +177,6 @@ class Faults:
         daemons = [daemon.process for daemon in (*self.nsqds, *self.lookupds) if daemon.running]
         processes = [*daemons, *(process for process in self.world.clients if process.alive)]
         if process := processes[fault.number % len(processes)]:
-            self.stood += fault.lasts
             process.stop(fault.lasts)
             self._wait(fault)
 
@@ -235,8 +233,8 @@ class Faults:
     # Disks.
 
     def full(self, fault: Fault, nsqd: Nsqd) -> None:
-        self.disk_failed = True
-        nsqd.disk.capacity = nsqd.disk.used + fault.number * 10
+        # With the number 0 other programs take what nsqd frees.
+        nsqd.disk.capacity = nsqd.disk.used + fault.number * 10 if fault.number else 0
         self._wait(fault)
         nsqd.disk.capacity = math.inf
 
@@ -249,7 +247,6 @@ class Faults:
         self._fail(fault, nsqd, lambda operation, _: code if operation in CHANGES and chance() < 0.4 else 0)
 
     def _fail(self, fault: Fault, nsqd: Nsqd, hook: Callable[[str, str], int]) -> None:
-        self.disk_failed = True
         nsqd.disk.hooks.append(hook)
         self._wait(fault)
         with suppress(ValueError):  # everything is mended
@@ -303,7 +300,7 @@ class Faults:
         client = self.load.producers[fault.number % len(self.load.producers)]
 
         def work() -> None:
-            made = client.make()
+            made = self.load.new_producer()
             before, client.made = client.made, made
             self.load.ended("close", before, TIMEOUTS[fault.number % len(TIMEOUTS)])
 
@@ -316,9 +313,7 @@ class Faults:
         def work(client: Client, consumer: Any) -> None:
             self.load.ended("stop", consumer, TIMEOUTS[fault.number % len(TIMEOUTS)])
             self.world.until(lambda: self.load.over, fault.lasts)
-            client.made = client.make()
-            client.made.start()
-            client.stopping = False
+            self.load.replace(client)
 
         if client := self._in_consumer(fault, work):
             client.stopping = True
@@ -330,16 +325,7 @@ class Faults:
         if not client.working or load.over:
             return
         self.world.kill_process(client.process)
-        load.gone.append(client)
-        for message in load.sent.values():
-            if message.state == "pending" and message.client == client.process.name:
-                message.state = "perhaps"
-        if client in load.consumers:
-            load.consumers.remove(client)
-            load.begin_consumer(client.made.topic, client.made.channel)
-        else:
-            load.producers.remove(client)
-            load.begin_producer()
+        load.replace(client)
 
     # Topics and channels.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -33,7 +34,6 @@ class Sent:
     began: float
     defer: float
     by: Any  # the producer
-    client: str
     timeout: float = math.inf
     state: str = "pending"  # then stored, refused (surely not stored) or perhaps
     ended: float = 0.0
@@ -50,8 +50,7 @@ class Handled:
     nsqd: str
     message_id: bytes
     attempts: int
-    by: Any  # the consumer
-    client: str
+    by: Process  # it has one consumer
     succeeded: bool = False
     requeued_for: float = -1.0
     ended: float = 0.0
@@ -80,7 +79,6 @@ class Client:
     """A program with a producer or a consumer."""
 
     process: Process
-    make: Callable[[], Any]
     made: Any = None
     threads: list[Thread] = field(default_factory=list)
     stopping: bool = False
@@ -100,20 +98,18 @@ class Load:
         self.nsq, self._api = nsq, NsqdApi
         self.world, self.plan, self.nsqds, self.lookupds = world, plan, nsqds, lookupds
         self.chance = random.Random(f"load {plan.seed}")
-        self.numbers = iter(range(10**9))
+        self.numbers = itertools.count()  # of messages, and of topics that come and go
         self.over = False  # whether publishing ends, and no handler fails any more
         self.producers: list[Client] = []
         self.consumers: list[Client] = []
-        self.gone: list[Client] = []  # those that were killed
         self.interrupts = 0  # how many of the next calls are interrupted
-        self._begun: list[str] = []  # late and held topics that are consumed
+        self._late = plan.late  # whether the late topic has no channel yet
         self._brief: list[Thread] = []  # the main threads of clients that live briefly
-        self._hung: list[Any] = []  # consumers of which a handler hangs
+        self._hung: list[Process] = []  # consumers of which a handler hangs
         # For the auditor.
         self.sent: dict[bytes, Sent] = {}
         self.handled: list[Handled] = []
         self.calls: list[Call] = []
-        self.problems: list[str] = []
         self.counted: list[tuple[Process, Any, Any, float]] = []  # the last statistics of clients, with times
         self.emptied: dict[str, float] = {}  # when each channel was emptied for the last time
         #: Channels, or topics, that were made or deleted: whether they are there, and since when.
@@ -131,24 +127,16 @@ class Load:
                 self.surely(nsqd, "create_topic", topic)
                 for channel in channels:
                     self.surely(nsqd, "create_channel", topic, channel)
-                if topic in self.plan.held_topics:
+                if topic == "held":
                     self.surely(nsqd, "pause_topic", topic)
-        # Without --durable a kill loses channels that are not in the list of topics yet.
-        last = [b'"%s"' % channels[-1].encode() for channels in self.plan.topics.values()]
-
-        def listed() -> bool:
-            files = [nsqd.disk.names.get("nsqd.dat") for nsqd in self.nsqds]
-            rosters = [b"" if file is None else bytes(file.content) for file in files]
-            return all(roster.count(name) >= last.count(name) for roster in rosters for name in last)
-
-        self.world.until(listed, 30.0)
+        threads.sleep(5.0)  # without --durable a kill loses channels that are not in the list of topics yet
         for _ in range(self.plan.producers):
             self.begin_producer()
         if not self.plan.backlog:
             self.begin_consumers()
-        for number in range(self.plan.brief):
-            process = self.world.client(f"brief{number}")
-            self._brief.append(scheduler.start(partial(self._live_briefly, number, process), "main", process))
+        for _ in range(self.plan.brief):
+            process = self.world.client("brief")
+            self._brief.append(scheduler.start(partial(self._live_briefly, process), "main", process))
 
     def begin_consumers(self) -> None:
         for topic, channels in self.plan.topics.items():
@@ -158,16 +146,11 @@ class Load:
 
     def begin_late(self) -> None:
         """Begin to consume the topics that had no channel, or were paused, until now."""
-        for topic in self.plan.held_topics:
-            # At the end once more: a kill may have come before that was on a disk which failed.
-            if topic not in self._begun or self.over:
-                self._begun.append(topic)
-                for nsqd in self.nsqds:
-                    self.surely(nsqd, "unpause_topic", topic)
-        for topic in self.plan.late_topics:
-            if topic not in self._begun:
-                self._begun.append(topic)
-                self.begin_consumer(topic, "late")
+        for nsqd in self.nsqds if self.plan.held else ():
+            self.surely(nsqd, "unpause_topic", "held")
+        if self._late:
+            self._late = False
+            self.begin_consumer("late", "late")
 
     def api(self, nsqd: Nsqd) -> Any:
         return self._api(nsqd.http_address, timeout=3.0)
@@ -189,12 +172,11 @@ class Load:
     # Publishing.
 
     def begin_producer(self) -> None:
-        name = f"producer{len(self.producers) + len(self.gone)}"
-        client = Client(self.world.client(name), lambda: self.nsq.Producer(**self._options()))
+        client = Client(self.world.client("producer"))
         self.producers.append(client)
 
         def begin() -> None:
-            client.made = client.make()
+            client.made = self.new_producer()
             for number in range(self.plan.publishers):
                 user = partial(self._publish, client, self.chance.random())
                 client.threads.append(threads.Thread(target=user, name=f"user{number}"))
@@ -202,13 +184,16 @@ class Load:
 
         client.threads.append(scheduler.start(begin, "main", client.process))
 
+    def new_producer(self) -> Any:
+        return self.nsq.Producer(**self._options())
+
     def _publish(self, client: Client, seed: float, until: float = math.inf) -> None:
         chance = random.Random(seed)
         calls, weights = list(self.plan.calls), list(self.plan.calls.values())
         futures: list[tuple[Any, list[Sent]]] = []
         while not self.over and len(self.sent) < _MOST and scheduler.now < until:
             call = chance.choices(calls, weights)[0]
-            topic = chance.choice([*self.plan.topics, *self.plan.late_topics])
+            topic = chance.choice([*self.plan.topics, *["late"] * self.plan.late])
             timeout = chance.choice((0.3, 2.0, 10.0))
             with suppress(Interrupted):
                 self.publish_once(client, chance, call, topic, timeout, futures)
@@ -227,8 +212,8 @@ class Load:
         defer = chance.uniform(0.02, self.plan.longest_defer) if call.startswith("defer") else 0.0
         keys = [f"{topic} {next(self.numbers)}".encode() for _ in range(count)]
         bodies = [key + b"|" + b"x" * chance.randint(0, self.plan.largest - 30) for key in keys]
-        producer, name, now = client.made, client.process.name, scheduler.now
-        messages = [Sent(key, topic, call, now, defer, producer, name) for key in keys]
+        producer = client.made
+        messages = [Sent(key, topic, call, scheduler.now, defer, producer) for key in keys]
         self.sent.update(zip(keys, messages, strict=True))
         options: dict[str, Any] = {"timeout": timeout} | ({"defer": defer} if defer else {})
 
@@ -280,7 +265,7 @@ class Load:
             message.state = "stored" if error is None else "perhaps" if unclear else "refused"
             if message.state == "refused" and not isinstance(error, self.nsq.NsqError):
                 message.state = "perhaps"
-                self.problems.append(f"{message.call} raised {error!r}, which is no error of the package")
+                self.world.problems.append(f"{message.call} raised {error!r}, no error of the package")
 
     def _interrupted(self, action: Callable[[], object]) -> object:
         """Call a function, which a signal handler may interrupt at any statement, and once more in the middle
@@ -314,22 +299,29 @@ class Load:
     # Consuming.
 
     def begin_consumer(self, topic: str, channel: str) -> None:
-        number = len(self.consumers) + len(self.gone)
-        process = self.world.client(f"consumer{number}")
-        client = Client(process, lambda: self._new_consumer(topic, channel, number))
+        client = Client(self.world.client("consumer"))
         self.consumers.append(client)
 
         def begin() -> None:
-            client.made = client.make().start()
+            client.made = self._new_consumer(client.process, topic, channel).start()
 
-        client.threads.append(scheduler.start(begin, "main", process))
+        client.threads.append(scheduler.start(begin, "main", client.process))
 
-    def _new_consumer(self, topic: str, channel: str, number: int) -> Any:
-        plan, chance = self.plan, random.Random(f"consumer {self.plan.seed} {number}")
+    def replace(self, client: Client) -> None:
+        """Have another program go on in place of one that has ended."""
+        if client in self.consumers:
+            self.consumers.remove(client)
+            self.begin_consumer(client.made.topic, client.made.channel)
+        else:
+            self.producers.remove(client)
+            self.begin_producer()
+
+    def _new_consumer(self, process: Process, topic: str, channel: str) -> Any:
+        plan, chance = self.plan, random.Random(f"{process.name} {self.plan.seed}")
         # More than that would not arrive within its timeout.
         fitting = plan.window / (3 * plan.delay) * plan.nsqd_options["msg_timeout"] / 4
         most = min(chance.choice((1, 5, 50)) * plan.threads, 1 + int(fitting / plan.largest))
-        self.budgets[f"consumer{number}"] = most
+        self.budgets[process.name] = most
         consumer = self.nsq.Consumer(
             topic,
             channel,
@@ -347,7 +339,7 @@ class Load:
         )
 
         def handle(message: Any) -> None:
-            self._handle(message, f"{topic}/{channel}", chance, consumer)
+            self._handle(message, f"{topic}/{channel}", chance, process)
 
         if plan.batch:
             consumer.add_batch_handler(
@@ -357,10 +349,9 @@ class Load:
             consumer.add_handler(handle)
         return consumer
 
-    def _handle(self, message: Any, channel: str, chance: random.Random, by: Any) -> None:
-        plan, key, me = self.plan, self.key(message.body), scheduler.me().process.name
-        came_from = (message.nsqd_address, message.id, message.attempts)
-        handled = Handled(key, channel, scheduler.now, *came_from, by, me)
+    def _handle(self, message: Any, channel: str, chance: random.Random, by: Process) -> None:
+        plan, key, came_from = self.plan, self.key(message.body), message.nsqd_address
+        handled = Handled(key, channel, scheduler.now, came_from, message.id, message.attempts, by)
         self.handled.append(handled)
         if scheduler.telling:
             scheduler.story(f"{channel} handles {key!r}, attempt {handled.attempts}, from {handled.nsqd}")
@@ -390,7 +381,7 @@ class Load:
                 message.finish()
                 answered.append(None)
             if len(answered) > 1:
-                self.problems.append(f"ANSWERED twice, and no call has failed: {message!r}")
+                self.world.problems.append(f"ANSWERED twice, and no call has failed: {message!r}")
 
         thread, by_user = threads.Thread(target=finish, name="answerer"), chance.random() < 0.5
         if by_user:
@@ -414,20 +405,20 @@ class Load:
                 call.ended = scheduler.now
                 return call.result
 
-    def _live_briefly(self, number: int, process: Process) -> None:
-        chance = random.Random(f"brief {self.plan.seed} {number}")
+    def _live_briefly(self, process: Process) -> None:
+        chance = random.Random(f"{process.name} lives {self.plan.seed}")
         threads.sleep(0.5 + chance.uniform(0.0, self.plan.seconds * 0.8))
         life = 0.0005 * 2000 ** chance.random()
         if self.over:
             return
         if chance.random() < 0.5:
             topic = chance.choice(list(self.plan.topics))
-            consumer = self._new_consumer(topic, chance.choice(self.plan.topics[topic]), 1000 + number)
+            consumer = self._new_consumer(process, topic, chance.choice(self.plan.topics[topic]))
             consumer.start()
             threads.sleep(life)
             self.ended("stop", consumer, chance.choice(TIMEOUTS))
             return
-        client = Client(process, lambda: None, self.nsq.Producer(**self._options()))
+        client = Client(process, self.new_producer())
         users = [
             threads.Thread(target=partial(self._publish, client, chance.random(), scheduler.now + life))
             for _ in range(chance.choice((1, 2, 4)))
@@ -446,7 +437,7 @@ class Load:
         users = [thread for client in self.producers for thread in client.threads if client.process.alive]
         users += self._brief
         if not self.world.until(lambda: not any(thread.alive for thread in users), 120.0):
-            self.problems.append(f"users' threads hang: {[thread for thread in users if thread.alive]}")
+            self.world.problems.append(f"users' threads hang: {[thread for thread in users if thread.alive]}")
 
     def close(self) -> None:
         """Close all producers and stop all consumers."""
@@ -458,30 +449,23 @@ class Load:
             for channel in ("", *topic.channels)
         }
         self.world.until(lambda: all(client.made is not None for client in self.consumers), 60.0)
-        left: list[Client] = []
 
         def end(client: Client, what: str, timeout: float) -> None:
-            def count() -> None:
-                self.counted.append((client.process, client.made, client.made.stats(), scheduler.now))
+            at, before = scheduler.now, client.made.stats()
+            report = self.ended(what, client.made, timeout)
+            stats = before if what == "close" else client.made.stats()  # after a close it counts anew
+            self.counted.append((client.process, client.made, stats, at))
+            if not report:
+                self.world.problems.append(f"{client.process.name} at the end: {report}")
 
-            try:
-                if what == "close":  # it counts anew after a close
-                    count()
-                report = self.ended(what, client.made, timeout)
-                if what == "stop":
-                    count()
-                if not report:
-                    self.problems.append(f"{client.process.name} at the end: {report}")
-            finally:
-                left.remove(client)
-
-        for clients, what, timeout in ((self.producers, "close", 20.0), (self.consumers, "stop", 30.0)):
-            for client in clients:
-                if client.process.alive and client.made is not None:
-                    left.append(client)
-                    scheduler.start(partial(end, client, what, timeout), "ender", client.process)
-        if not self.world.until(lambda: not left, 90.0):
-            self.problems.append("closing the clients hangs")
+        enders = [
+            scheduler.start(partial(end, client, what, timeout), "ender", client.process)
+            for clients, what, timeout in ((self.producers, "close", 20.0), (self.consumers, "stop", 30.0))
+            for client in clients
+            if client.working
+        ]
+        if not self.world.until(lambda: not any(ender.alive for ender in enders), 90.0):
+            self.world.problems.append("closing the clients hangs")
 
     # What must hold before the end.
 

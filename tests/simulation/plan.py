@@ -69,9 +69,9 @@ FOCUSES = {
 }
 _ON_DISK = ("disk", "deferred")
 
-_OF_DISKS = ("full", "fsync_fails", "writes_fail")
+OF_DISKS = ("full", "fsync_fails", "writes_fail")
 #: Which faults may come in the middle of others.
-_THEN = dict.fromkeys(_OF_DISKS, ("restart", "cut", "cut_at", "kill", "writes_fail")) | dict.fromkeys(
+_THEN = dict.fromkeys(OF_DISKS, ("restart", "cut", "cut_at", "kill", "writes_fail")) | dict.fromkeys(
     ("restart", "drain", "kill", "cut", "late", "empty", "guests"),
     ("kill_at", "cut_at", "writes_fail", "fsync_fails"),
 )
@@ -140,8 +140,8 @@ class Plan:
     client_options: dict[str, Any] = field(default_factory=dict)
     knobs: dict[tuple[str, str], Any] = field(default_factory=dict)
     topics: dict[str, list[str]] = field(default_factory=dict)  # with the channels they have from the start
-    late_topics: list[str] = field(default_factory=list)  # their only channel comes after the load
-    held_topics: list[str] = field(default_factory=list)  # those of ``topics`` that are paused until then
+    late: bool = drawn(False, False, True)  # a further topic, whose only channel comes after the load
+    held: bool = drawn(False, False, True)  # one of ``topics`` is paused until then
     backlog: bool = drawn(*[False] * 9, True, on_disk=(False, True))  # consuming begins after the load
     full_at_the_end: bool = drawn(False, on_disk=(False, False, True))  # all must come while disks are full
     producers: int = drawn(1, 1, 2, on_disk=(1, 2, 3))
@@ -196,13 +196,9 @@ def draw(seed: int) -> Plan:
     plan.client_options = {name: chance.choice(values) for name, values in _CLIENT_OPTIONS.items()}
     share = chance.choice((0.2, 0.7) if on_disk else (0.0, 0.2, 0.6))
     plan.knobs = {knob: chance.choice(values) for knob, values in KNOBS.items() if chance.random() < share}
-    names = ["topic0", "topic1"][: chance.choice((1, 1, 2))]
-    if plan.focus == "topics" or chance.random() < 0.3:
-        plan.late_topics = ["late"]
-    if chance.random() < 0.3:
-        plan.held_topics = ["held"]
-    for name in names + plan.held_topics:
+    for name in ("topic0", *["topic1"] * chance.choice((0, 0, 1)), *["held"] * plan.held):
         plan.topics[name] = [f"channel{i}" for i in range(chance.choice((1, 1, 2, 3)))]
+    plan.late |= plan.focus == "topics"
     plan.calls = {call: chance.random() + 0.1 for call in _CALLS if chance.random() < 0.6} or {"publish": 1.0}
     plan.found_by_lookup &= plan.lookupds > 0
     plan.full_at_the_end &= plan.durable
@@ -235,7 +231,7 @@ def _draw_faults(chance: random.Random, plan: Plan) -> None:
         at = chance.uniform(0.1, plan.seconds)
         lasts = chance.choice((0.02, 0.3, 1.0, 3.0, 7.0)) * chance.uniform(0.5, 1.5)
         fault = Fault(at, chance.choice(chosen), chance.randrange(1, 40), lasts)
-        if fault.kind in _OF_DISKS:
+        if fault.kind in OF_DISKS:
             fault.lasts = max(fault.lasts, 0.3)
         if fault.kind in _THEN and chance.random() < 0.4 and plan.focus != "rolling":
             fault.then = chance.choice(_THEN[fault.kind])

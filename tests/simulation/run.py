@@ -63,14 +63,14 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     load = Load(world, plan, nsqds, lookupds)
     faults = Faults(world, nsqds, lookupds, load)
     try:
-        world.run(lambda: _scenario(load, faults, outcome.violations, fired))
+        world.run(lambda: _scenario(load, faults, fired))
     except Hang as error:
-        outcome.violations.append(f"HANG: {error}")
+        world.problems.append(f"HANG: {error}")
     outcome.plan = replace(plan, rare=0.0, holds=[*plan.holds, *fired])
-    outcome.violations += Auditor(world, outcome.plan, load, faults).judge()
+    outcome.violations = Auditor(world, outcome.plan, load, faults).judge()
     outcome.confirmed = sum(message.state == "stored" for message in load.sent.values())
     outcome.handled = len(load.handled)
-    outcome.faults = Counter(faults.happened)
+    outcome.faults = Counter(span.fault.kind for span in faults.spans)
     outcome.trace = scheduler.trace.hexdigest()
     outcome.virtual = scheduler.now - BEGIN
     outcome.cpu = time.process_time() - began
@@ -105,11 +105,11 @@ def _hold(plan: Plan, fired: list[Hold]) -> None:
         code.mark(module, site)
 
 
-def _scenario(load: Load, faults: Faults, violations: list[str], fired: list[Hold]) -> None:
-    world, plan = load.world, load.plan
+def _scenario(load: Load, faults: Faults, fired: list[Hold]) -> None:
+    world, plan, problems = load.world, load.plan, load.world.problems
     for daemon in world.daemons:
         if not daemon.start():
-            violations.append(f"DAEMON {daemon.name} does not start: {daemon.failure}")
+            problems.append(f"DAEMON {daemon.name} does not start: {daemon.failure}")
             return
     load.begin()
     sleep(0.5)
@@ -129,20 +129,20 @@ def _scenario(load: Load, faults: Faults, violations: list[str], fired: list[Hol
     if plan.full_at_the_end:
         faults.fill()
         if not _in_time(load, lambda: not load.undelivered()):
-            violations.append(f"HELD while the disk is full: {load.undelivered()}")
+            problems.append(f"HELD while the disk is full: {load.undelivered()}")
         faults.mend(1.0)
     if not _in_time(load, lambda: all(nsqd.left() == {} for nsqd in load.nsqds)):
         left = {nsqd: nsqd.left() for nsqd in load.nsqds}
         rest = {nsqd.name: nsqd.failure if found is None else found for nsqd, found in left.items()}
-        violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
+        problems.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
     if not _in_time(load, lambda: not load.unlisted()):
-        violations.append(f"LOOKUP {load.unlisted()}")
+        problems.append(f"LOOKUP {load.unlisted()}")
     load.close()
     for daemon in (*load.nsqds, *load.lookupds):
         if not daemon.stop():
-            violations.append(f"DAEMON {daemon.name} did not stop at the end")
+            problems.append(f"DAEMON {daemon.name} did not stop at the end")
         elif isinstance(daemon, Nsqd) and not daemon.stopped_cleanly:
-            violations.append(f"DAEMON {daemon.name} did not stop cleanly at the end")
+            problems.append(f"DAEMON {daemon.name} did not stop cleanly at the end")
     # Threads that stand still go on and end.
     stands = [end for process in world.processes for _, end in process.stands if end < math.inf]
     _sleep_until(max([scheduler.now, *stands]) + 1.0)

@@ -60,6 +60,7 @@ class World:
         self.daemons: list[Daemon] = []
         self.clients: list[Process] = []
         self.logged: list[str] = []  # what the client has logged as an error of its own
+        self.problems: list[str] = []  # what was seen to be wrong while the run went on
         self.processes: list[Process] = []
         self.here = self.process("scenario")
         logger = logging.getLogger("nsq")
@@ -73,7 +74,7 @@ class World:
         return process
 
     def client(self, name: str) -> Process:
-        self.clients.append(self.process(name))
+        self.clients.append(self.process(f"{name}{len(self.clients)}"))
         return self.clients[-1]
 
     def kill_process(self, process: Process) -> None:
