@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import math
 import re
@@ -39,23 +38,20 @@ _FLOWING = tuple(kind for kind in _PROMPT if kind not in ("flap", "stop_consumer
 _UNNOTICED = ("guests", "late", "empty", "clock", "lookupd", "unlisted")
 
 
+def judge(world: World, plan: Plan, load: Load, faults: Faults) -> list[str]:
+    """Return what was seen while the run went on, and the first violation of each check."""
+    auditor = Auditor(world, plan, load, faults)
+    checks = [getattr(auditor, name) for name in vars(Auditor) if not name.startswith("_")]
+    return world.problems + [violation for check in checks for violation in itertools.islice(check(), 1)]
+
+
 class Auditor:
-    """Every generator here without an underscore is a check: it yields what breaks its promise."""
+    """Every method without an underscore is a check: it yields what breaks its promise."""
 
     def __init__(self, world: World, plan: Plan, load: Load, faults: Faults) -> None:
         self.world, self.plan, self.load, self.faults = world, plan, load, faults
-        self.timeout: float = plan.nsqd_options["msg_timeout"]
+        self._timeout: float = plan.nsqd_options["msg_timeout"]
         self.power_was_cut = any(span.fault.kind.startswith("cut") for span in faults.spans)
-
-    def judge(self) -> list[str]:
-        """Return the first violation of each check, the gravest first, and all problems of processes."""
-        checks = [
-            check
-            for name, check in vars(Auditor).items()
-            if inspect.isgeneratorfunction(check) and not name.startswith("_")
-        ]
-        found = [violation for check in checks for violation in itertools.islice(check(self), 1)]
-        return [*found, *self._crashes(), *self._left(), *self.world.problems]
 
     # Messages.
 
@@ -144,7 +140,7 @@ class Auditor:
         for earlier, each in self._repeated("key", "channel") if self.plan.calm else ():
             ended = earlier[-1].ended
             answered = ended + in_batch + self._trips(ended, ended + 1)
-            if (delivery := self._delivery(earlier[-1])) and answered < delivery.at + self.timeout:
+            if (delivery := self._delivery(earlier[-1])) and answered < delivery.at + self._timeout:
                 yield f"TWICE although nothing was broken: {each.key!r} on {each.channel}"
 
     def nothing_is_stored_twice(self) -> Iterator[str]:
@@ -172,7 +168,7 @@ class Auditor:
                 and late < 1 + _SILENCE
                 and each.attempts > before.attempts
                 and before.ended < each.at
-                and before.ended - delivery.at + late < self.timeout
+                and before.ended - delivery.at + late < self._timeout
                 and not self._disturbed(before.at - late, before.ended + late)
                 and not self._lossy(before.at, each.at)
             ):
@@ -233,7 +229,7 @@ class Auditor:
             said = [(at, what) for at, verb, what in each.commands if verb in (b"RDY", b"CLS")]
             events += [(at, 1, number, int(count)) for at, count in (*said, (each.closed_at, 0))]
             for delivery in each.deliveries:
-                ended = min(delivery.left, delivery.at + self.timeout - 1)
+                ended = min(delivery.left, delivery.at + self._timeout - 1)
                 known = delivery.at + 2 * self.plan.delay + 0.1
                 delayed = self._disturbed(delivery.at, known, _PROMPT)
                 if ended > known and not (delivery.touched or delayed):
@@ -273,7 +269,7 @@ class Auditor:
     def answers_leave_soon(self) -> Iterator[str]:
         """What a handler has done is answered at once, and before nsqd gives it to another consumer."""
         for handled, delivery in self._deliveries():
-            left = min(delivery.left, delivery.at + self.timeout - 1)
+            left = min(delivery.left, delivery.at + self._timeout - 1)
             if self.plan.batch or not handled.succeeded or left <= handled.ended:
                 continue
             by = handled.ended + self._trips(handled.ended, handled.ended + 1)
@@ -286,7 +282,7 @@ class Auditor:
         for (_, _, message_id, _), deliveries in self._delivered.items():
             came[message_id] += [each.at for each in deliveries]
         for handled, delivery in self._deliveries():
-            due = delivery.at + self.timeout
+            due = delivery.at + self._timeout
             if delivery.left < due:
                 continue
             by = due + 2.0 + 2 * self._stood(delivery.at, due + 2.0)
@@ -315,7 +311,7 @@ class Auditor:
             for conversation in self._conversations(name):
                 if call.began < conversation.closed_at <= call.ended + 1:
                     for each in conversation.deliveries:
-                        if each.ended == math.inf and each.at + self.timeout > call.ended:
+                        if each.ended == math.inf and each.at + self._timeout > call.ended:
                             yield f"STOP of {name} at {call.began:.6f} left {each.message_id!r}"
 
     # Clients.
@@ -350,18 +346,11 @@ class Auditor:
 
     # Processes.
 
-    def _crashes(self) -> Iterator[str]:
-        for process in self.world.processes:
-            yield from (f"CRASHED: {crash}" for crash in process.crashed)
-        for daemon in self.world.daemons:
-            yield from (f"LOGGED by {daemon.name}: {bug}" for bug in daemon.bugs())
-        for line in self.world.logged:
-            if "bug of ours" in line or ("Traceback" in line and "a handler that fails" not in line):
-                yield f"LOGGED by a client: {line}"
-                break
+    def nothing_crashes(self) -> Iterator[str]:
+        return self.world.crashes()
 
-    def _left(self) -> Iterator[str]:
-        """Return the threads and descriptors that are left."""
+    def nothing_is_left(self) -> Iterator[str]:
+        """All threads have ended, and all descriptors are closed."""
         # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
         freed = any(span.fault.kind == "storm" for span in self.faults.spans)
         for process in self.world.processes:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, partialmethod
-from typing import Any
 
 from tests.simulation import threads
 from tests.simulation.disk import CHANGES
@@ -200,32 +199,27 @@ class Faults:
         network.watch = look
         self.world.until(lambda: broken or self.mended, 1.0)
 
-    @contextmanager
-    def _links(self, nsqd: Nsqd, others: Sequence[Host] = (), **values: object) -> Iterator[None]:
-        """Change the links of an nsqd, to some other hosts or to all, and mend them."""
+    def silence(self, fault: Fault, nsqd: Nsqd, others: Sequence[Host] = ()) -> None:
+        """Have what an nsqd and other hosts send each other arrive late, or only at the end."""
         others = others or [host for host in network.hosts.values() if host is not nsqd.host]
         links = [network.link(nsqd.host, other) for other in others]
         for link in links:
-            vars(link).update(values)
-        yield
+            if fault.kind == "slow":
+                link.delay = (0.03, 0.2, 1.0)[fault.number % 3]
+            else:
+                link.silent = True
+        self._wait(fault)
         for link in links:
             link.mend()
 
-    def silence(self, fault: Fault, nsqd: Nsqd) -> None:
-        with self._links(nsqd, silent=True):
-            self._wait(fault)
-
-    def slow(self, fault: Fault, nsqd: Nsqd) -> None:
-        with self._links(nsqd, delay=(0.03, 0.2, 1.0)[fault.number % 3]):
-            self._wait(fault)
+    slow = silence
 
     def unlisted(self, fault: Fault, nsqd: Nsqd) -> None:
         """Cut an nsqd off from the nsqlookupds, while topics come and go."""
         hosts = [lookupd.host for lookupd in self.lookupds]
-        with self._links(nsqd, hosts, silent=True):
-            for end in [end for end in nsqd.host.ends if end.peer is not None and end.peer.host in hosts]:
-                network.reset(end)
-            self._wait(fault)
+        for end in [end for end in nsqd.host.ends if end.peer is not None and end.peer.host in hosts]:
+            network.reset(end)
+        self.silence(fault, nsqd, hosts)
         self.world.until(lambda: self.load.listed(nsqd), 20.0, every=0.002)
         for number in range(fault.number, fault.number + 20):  # while it registers
             self.guests(Fault(fault.at, "guests", number, 0.002), nsqd)
@@ -258,39 +252,33 @@ class Faults:
         """Interrupt the next calls of users."""
         self.load.interrupts += 5 * fault.number
 
-    def _in_consumer(self, fault: Fault, work: Callable[[Client, Any], None]) -> Client | None:
-        """Have a thread of some consumer's process do something; return the consumer, if there is one."""
+    def _consumer(self, fault: Fault) -> Client | None:
+        """Choose a consumer that works, if there is one."""
         working = [client for client in self.load.consumers if client.working]
-        if not working:
-            return None
-        client = working[fault.number % len(working)]
-        scheduler.start(lambda: work(client, client.made), fault.kind, client.process)
-        return client
+        return working[fault.number % len(working)] if working else None
 
     def flap(self, fault: Fault, nsqd: Nsqd) -> None:
         """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
-        done = list[None]()
+        client, chance = self._consumer(fault), self.load.chance
+        if client is None or len(self.nsqds) == 1 or self.load.plan.found_by_lookup:
+            return
+        consumer, flapped = client.made, (client.process.name, nsqd.tcp_address)
 
-        def work(client: Client, consumer: Any) -> None:
-            address, chance = nsqd.tcp_address, self.load.chance
-            flapped = (client.process.name, address)
-            if flapped not in self._flapping:
-                self._flapping.add(flapped)
-                consumer.wait_until_connected(1.0)
-                for again in range(fault.number % 8, -1, -1):
-                    with suppress(self.load.nsq.UsageError):  # another one has removed it already
-                        consumer.remove_nsqd(address)
-                    threads.sleep(chance.choice((0.0, 0.001, 0.05)) if again else fault.lasts + 1)
-                    if not again:
-                        self.load.removed.append((*flapped, scheduler.now))
-                    consumer.add_nsqd(address)
-                    threads.sleep(5 * network.delay * chance.random())
-                self._flapping.discard(flapped)
-            done.append(None)
+        def work() -> None:
+            consumer.wait_until_connected(1.0)
+            for again in range(fault.number % 8, -1, -1):
+                consumer.remove_nsqd(nsqd.tcp_address)
+                threads.sleep(chance.choice((0.0, 0.001, 0.05)) if again else fault.lasts + 1)
+                if not again:
+                    self.load.removed.append((*flapped, scheduler.now))
+                consumer.add_nsqd(nsqd.tcp_address)
+                threads.sleep(5 * network.delay * chance.random())
 
-        if len(self.nsqds) > 1 and not self.load.plan.found_by_lookup:
-            client = self._in_consumer(fault, work)
-            self.world.until(lambda: done or client is None or not client.process.alive, 60.0)
+        if flapped not in self._flapping:
+            self._flapping.add(flapped)
+            thread = scheduler.start(work, fault.kind, client.process)
+            self.world.until(lambda: not thread.alive, math.inf)
+            self._flapping.discard(flapped)
 
     def late(self, _fault: Fault, _nsqd: Nsqd) -> None:
         self.load.begin_late()
@@ -310,13 +298,14 @@ class Faults:
     def stop_consumer(self, fault: Fault, _nsqd: Nsqd) -> None:
         """Stop a consumer, and have another one begin after a while."""
 
-        def work(client: Client, consumer: Any) -> None:
-            self.load.ended("stop", consumer, TIMEOUTS[fault.number % len(TIMEOUTS)])
+        def work(client: Client) -> None:
+            self.load.ended("stop", client.made, TIMEOUTS[fault.number % len(TIMEOUTS)])
             self.world.until(lambda: self.load.over, fault.lasts)
             self.load.replace(client)
 
-        if client := self._in_consumer(fault, work):
+        if client := self._consumer(fault):
             client.stopping = True
+            scheduler.start(partial(work, client), fault.kind, client.process)
 
     def kill_client(self, fault: Fault, _nsqd: Nsqd) -> None:
         load = self.load
@@ -355,14 +344,10 @@ class Faults:
             if there:
                 self.load.guests[guest] = (number % 3 == 0, scheduler.now)
 
-    def _channel(self, fault: Fault) -> tuple[str, str]:
-        """Choose a topic that is consumed, and one of its channels."""
-        topic, channels = list(self.load.plan.topics.items())[fault.number % len(self.load.plan.topics)]
-        return topic, channels[fault.number % len(channels)]
-
     def empty(self, fault: Fault, nsqd: Nsqd) -> None:
         """Empty a channel: it may lose what was published before."""
-        topic, channel = self._channel(fault)
+        topic, channels = list(self.load.plan.topics.items())[fault.number % len(self.load.plan.topics)]
+        channel = channels[fault.number % len(channels)]
         self.load.emptied[f"{topic}/{channel}"] = math.inf
         with suppress(self.load.nsq.NsqError):  # not answered: it may be carried out at any time
             self.load.api(nsqd).empty_channel(topic, channel)

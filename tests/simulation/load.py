@@ -259,7 +259,7 @@ class Load:
         for message in messages:
             if message.state != "pending":
                 continue
-            if scheduler.telling:
+            if scheduler.tell:
                 scheduler.story(f"{message.call} of {message.key!r} ended: {error!r}")
             message.ended, message.error = scheduler.now, "" if error is None else str(error)
             message.state = "stored" if error is None else "perhaps" if unclear else "refused"
@@ -353,7 +353,7 @@ class Load:
         plan, key, came_from = self.plan, self.key(message.body), message.nsqd_address
         handled = Handled(key, channel, scheduler.now, came_from, message.id, message.attempts, by)
         self.handled.append(handled)
-        if scheduler.telling:
+        if scheduler.tell:
             scheduler.story(f"{channel} handles {key!r}, attempt {handled.attempts}, from {handled.nsqd}")
         if chance.random() < plan.slow and not self.over:
             threads.sleep(plan.slow_seconds * chance.uniform(0.5, 1.5))

@@ -151,7 +151,7 @@ class End:
         self.said.append((scheduler.now, taken))
         if self.host is not self.peer.host:
             network.watch(self)
-        if scheduler.telling and taken and self.host is not self.peer.host:
+        if scheduler.tell and taken and self.host is not self.peer.host:
             more = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
             scheduler.story(f"{self.host.name} to {self.peer.host.name}: {taken[:_SHOWN]!r}{more}")
         start = 0

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.simulation import code
-from tests.simulation.auditor import Auditor
+from tests.simulation.auditor import judge
 from tests.simulation.faults import Faults
 from tests.simulation.load import Load
 from tests.simulation.network import network
 from tests.simulation.plan import Hold, Plan
-from tests.simulation.scheduler import BEGIN, Hang, scheduler
+from tests.simulation.scheduler import BEGIN, scheduler
 from tests.simulation.threads import sleep
 from tests.simulation.world import Nsqd, Nsqlookupd, World
 
@@ -49,8 +49,7 @@ class Outcome:
 def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     """Run a plan in this process, which must not have run another one."""
     began, world, outcome = time.process_time(), World(plan.seed), Outcome(plan)
-    if story is not None:
-        scheduler.tell(story)
+    scheduler.tell = story
     scheduler.pace, scheduler.lag_share, scheduler.lag_longest = plan.pace, plan.lag_share, plan.lag_longest
     network.delay, network.window, network.in_pieces = plan.delay, plan.window, plan.in_pieces
     for (module, name), value in plan.knobs.items():
@@ -62,12 +61,9 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     nsqds = [Nsqd(world, f"nsqd{number}", **options) for number in range(plan.nsqds)]
     load = Load(world, plan, nsqds, lookupds)
     faults = Faults(world, nsqds, lookupds, load)
-    try:
-        world.run(lambda: _scenario(load, faults, fired))
-    except Hang as error:
-        world.problems.append(f"HANG: {error}")
+    world.run(lambda: _scenario(load, faults, fired))
     outcome.plan = replace(plan, rare=0.0, holds=[*plan.holds, *fired])
-    outcome.violations = Auditor(world, outcome.plan, load, faults).judge()
+    outcome.violations = judge(world, outcome.plan, load, faults)
     outcome.confirmed = sum(message.state == "stored" for message in load.sent.values())
     outcome.handled = len(load.handled)
     outcome.faults = Counter(span.fault.kind for span in faults.spans)

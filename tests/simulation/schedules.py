@@ -25,11 +25,10 @@ BODIES = [b"%04d" % number + b"x" * 1200 for number in range(6)]
 
 
 class Script:
-    """What schedules use. ``check`` collects what does not hold."""
+    """What schedules use."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.violations: list[str] = []
         self.at: list[float] = []  # when the messages came that ``received`` has returned
         self.closed: list[nsq.Producer] = []  # those that are closed at the end
         self._held: dict[tuple[str, int], float] = {}
@@ -37,7 +36,7 @@ class Script:
 
     def check(self, holds: object, what: str) -> None:
         if not holds:
-            self.violations.append(f"does not hold: {what}")
+            self.world.problems.append(f"does not hold: {what}")
 
     def nsqd(self, *, channel: bool = False, **options: Any) -> tuple[Nsqd, nsq.Producer]:
         """Start an nsqd, with the channel if that is asked for; return it, and a producer for it."""
@@ -247,9 +246,7 @@ class Schedules(Script):
 def perform(name: str, tell: Callable[[str], None] | None = None) -> list[str]:
     """Run a schedule in this process, which must not have run anything; return what does not hold."""
     world = World(name)
-    script = Schedules(world)
-    if tell is not None:
-        scheduler.tell(tell)
+    script, scheduler.tell = Schedules(world), tell
 
     def scenario() -> None:
         getattr(script, name)()
@@ -257,8 +254,4 @@ def perform(name: str, tell: Callable[[str], None] | None = None) -> list[str]:
             producer.close()
 
     world.run(scenario, preempt=False)
-    for process in world.processes:
-        script.violations += process.crashed
-    for daemon in world.daemons:
-        script.violations += daemon.bugs()
-    return script.violations
+    return [*world.problems, *world.crashes()]

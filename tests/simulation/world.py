@@ -20,7 +20,7 @@ import re
 import selectors
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +111,18 @@ class World:
 
         scheduler.start(run, "scenario", self.here)
         scheduler.run()
+        if scheduler.hangs:
+            self.problems.append("HANG: threads run without waiting")
+
+    def crashes(self) -> Iterator[str]:
+        """Yield what must never happen, whatever faults there are."""
+        for process in self.processes:
+            yield from (f"CRASHED: {crash}" for crash in process.crashed)
+        for daemon in self.daemons:
+            yield from (f"LOGGED by {daemon.name}: {bug}" for bug in daemon.bugs())
+        for line in self.logged:
+            if "bug of ours" in line or ("Traceback" in line and "a handler that fails" not in line):
+                yield f"LOGGED by a client: {line}"
 
     def until(self, condition: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
         """Wait until a condition holds; return whether it did in time. For the scenario's threads."""
