@@ -14,7 +14,7 @@ from typing import Any
 from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load
 from tests.simulation.plan import Plan
-from tests.simulation.world import Conversation, Delivery, Nsqd, World
+from tests.simulation.world import Conversation, Delivery, Nsqd
 
 _GRACE = 0.5  # seconds that a call may take beyond its timeout, besides those for which threads stood still
 _FOUND_AGAIN = 6.0  # seconds after a fault until clients have found everything again
@@ -38,18 +38,18 @@ _FLOWING = tuple(kind for kind in _PROMPT if kind not in ("flap", "stop_consumer
 _UNNOTICED = ("guests", "late", "empty", "clock", "lookupd", "unlisted")
 
 
-def judge(world: World, plan: Plan, load: Load, faults: Faults) -> list[str]:
+def judge(plan: Plan, load: Load, faults: Faults) -> list[str]:
     """Return what was seen while the run went on, and the first violation of each check."""
-    auditor = Auditor(world, plan, load, faults)
+    auditor = Auditor(plan, load, faults)
     checks = [getattr(auditor, name) for name in vars(Auditor) if not name.startswith("_")]
-    return world.problems + [violation for check in checks for violation in itertools.islice(check(), 1)]
+    return load.world.problems + [violation for check in checks for violation in itertools.islice(check(), 1)]
 
 
 class Auditor:
     """Every method without an underscore is a check: it yields what breaks its promise."""
 
-    def __init__(self, world: World, plan: Plan, load: Load, faults: Faults) -> None:
-        self.world, self.plan, self.load, self.faults = world, plan, load, faults
+    def __init__(self, plan: Plan, load: Load, faults: Faults) -> None:
+        self.world, self.plan, self.load, self.faults = load.world, plan, load, faults
         self._timeout: float = plan.nsqd_options["msg_timeout"]
         self.power_was_cut = any(span.fault.kind.startswith("cut") for span in faults.spans)
 
@@ -130,7 +130,7 @@ class Auditor:
         for (nsqd, topic, channel), (there, at) in self.load.guests.items():
             late = self._trips(at - 5, at + 5)
             lost = self._lossy(at - late, at + late + self.plan.nsqd_options["sync_timeout"])
-            agree = there == ((nsqd.name, topic, channel) in self.load.rosters)
+            agree = there == (channel in self.load.rosters[nsqd].get(topic, ()))
             if not (agree or lost or self.faults.disk_failed):
                 yield f"ROSTER of {nsqd.name}: {topic}/{channel} is {'not ' * there}there since {at:.3f}"
 
@@ -156,7 +156,7 @@ class Auditor:
         """What was finished comes again only if a fault can have kept the FIN from nsqd, or from its disk."""
         if self.plan.batch or self.faults.disk_failed:  # one message that fails has a whole batch come again
             return
-        unclean = [call.process for call in self.load.calls if call.what == "stop" and not call.clean]
+        unclean = [call.process for call in self.load.calls if call.what == "stop" and not call.result]
         for earlier, each in self._repeated("message_id", "channel", "nsqd"):
             finished = [(one, came) for one in earlier if one.succeeded and (came := self._delivery(one))]
             if not finished:

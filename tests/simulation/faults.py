@@ -15,7 +15,7 @@ from tests.simulation.load import TIMEOUTS, Client, Load
 from tests.simulation.network import End, Host, network
 from tests.simulation.plan import OF_DISKS, Fault
 from tests.simulation.scheduler import scheduler
-from tests.simulation.world import Daemon, Nsqd, World
+from tests.simulation.world import Daemon, Nsqd
 
 _FOUND_AGAIN = 5.0  # seconds after which clients have found an nsqd again
 
@@ -32,8 +32,8 @@ class Faults:
     mends it. What it needs of the package, it does on a thread of the client's process.
     """
 
-    def __init__(self, world: World, nsqds: Sequence[Nsqd], lookupds: Sequence[Daemon], load: Load) -> None:
-        self.world, self.nsqds, self.lookupds, self.load = world, nsqds, lookupds, load
+    def __init__(self, load: Load) -> None:
+        self.world, self.nsqds, self.lookupds, self.load = load.world, load.nsqds, load.lookupds, load
         self.mended = False
         self._flapping: set[tuple[str, str]] = set()  # consumers, with the address of the nsqd
         # For the auditor.

@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -68,11 +68,6 @@ class Call:
     ended: float = 0.0  # so it stays if the call is interrupted
     result: Any = None
 
-    @property
-    def clean(self) -> bool:
-        """Whether a stop left nothing."""
-        return bool(self.result) and self.result != "interrupted"
-
 
 @dataclass(eq=False)
 class Client:
@@ -80,7 +75,6 @@ class Client:
 
     process: Process
     made: Any = None
-    threads: list[Thread] = field(default_factory=list)
     stopping: bool = False
 
     @property
@@ -104,7 +98,7 @@ class Load:
         self.consumers: list[Client] = []
         self.interrupts = 0  # how many of the next calls are interrupted
         self._late = plan.late  # whether the late topic has no channel yet
-        self._brief: list[Thread] = []  # the main threads of clients that live briefly
+        self._users: list[Thread] = []  # threads of users that publish, and of those that live briefly
         self._hung: list[Process] = []  # consumers of which a handler hangs
         # For the auditor.
         self.sent: dict[bytes, Sent] = {}
@@ -112,9 +106,9 @@ class Load:
         self.calls: list[Call] = []
         self.counted: list[tuple[Process, Any, Any, float]] = []  # the last statistics of clients, with times
         self.emptied: dict[str, float] = {}  # when each channel was emptied for the last time
-        #: Channels, or topics, that were made or deleted: whether they are there, and since when.
+        #: Channels that were made or deleted: whether they are there, and since when.
         self.guests: dict[tuple[Nsqd, str, str], tuple[bool, float]] = {}
-        self.rosters: set[tuple[str, str, str]] = set()  # the channels at the end, by nsqd and topic
+        self.rosters: dict[Nsqd, dict[str, list[str]]] = {}  # the channels at the end
         self.budgets: dict[str, int] = {}  # max_in_flight by the name of the consumer's process
         #: Consumers that had an nsqd removed, its address, and when they must be without it.
         self.removed: list[tuple[str, str, float]] = []
@@ -136,7 +130,7 @@ class Load:
             self.begin_consumers()
         for _ in range(self.plan.brief):
             process = self.world.client("brief")
-            self._brief.append(scheduler.start(partial(self._live_briefly, process), "main", process))
+            self._users.append(scheduler.start(partial(self._live_briefly, process), "main", process))
 
     def begin_consumers(self) -> None:
         for topic, channels in self.plan.topics.items():
@@ -179,10 +173,9 @@ class Load:
             client.made = self.new_producer()
             for number in range(self.plan.publishers):
                 user = partial(self._publish, client, self.chance.random())
-                client.threads.append(threads.Thread(target=user, name=f"user{number}"))
-                client.threads[-1].start()
+                self._users.append(scheduler.start(user, f"user{number}", client.process))
 
-        client.threads.append(scheduler.start(begin, "main", client.process))
+        self._users.append(scheduler.start(begin, "main", client.process))
 
     def new_producer(self) -> Any:
         return self.nsq.Producer(**self._options())
@@ -305,7 +298,7 @@ class Load:
         def begin() -> None:
             client.made = self._new_consumer(client.process, topic, channel).start()
 
-        client.threads.append(scheduler.start(begin, "main", client.process))
+        scheduler.start(begin, "main", client.process)
 
     def replace(self, client: Client) -> None:
         """Have another program go on in place of one that has ended."""
@@ -397,11 +390,8 @@ class Load:
         while True:
             call = Call(what, scheduler.now, timeout, scheduler.me().process, made)
             self.calls.append(call)
-            try:
+            with suppress(Interrupted):
                 call.result = self._interrupted(partial(getattr(made, what), timeout=timeout))
-            except Interrupted:
-                call.result = "interrupted"
-            else:
                 call.ended = scheduler.now
                 return call.result
 
@@ -434,20 +424,12 @@ class Load:
         """Stop publishing, and wait for the publishing threads."""
         self.over = True
         self.world.until(lambda: not any(client.stopping for client in self.consumers), 60.0)
-        users = [thread for client in self.producers for thread in client.threads if client.process.alive]
-        users += self._brief
-        if not self.world.until(lambda: not any(thread.alive for thread in users), 120.0):
-            self.world.problems.append(f"users' threads hang: {[thread for thread in users if thread.alive]}")
+        if not self.world.until(lambda: not any(user.alive for user in self._users), 120.0):
+            self.world.problems.append(f"users hang: {[user for user in self._users if user.alive]}")
 
     def close(self) -> None:
         """Close all producers and stop all consumers."""
-        self.rosters = {
-            (nsqd.name, topic.name, channel)
-            for nsqd in self.nsqds
-            if nsqd.running
-            for topic in nsqd._server._broker.topics.values()
-            for channel in ("", *topic.channels)
-        }
+        self.rosters = {nsqd: nsqd.channels() for nsqd in self.nsqds}
         self.world.until(lambda: all(client.made is not None for client in self.consumers), 60.0)
 
         def end(client: Client, what: str, timeout: float) -> None:
@@ -496,14 +478,10 @@ class Load:
 
     def unlisted(self) -> str:
         """Say what an nsqlookupd lists of an nsqd that has something else."""
-        for lookupd in self.lookupds:
-            for nsqd in self.nsqds:
-                if not nsqd.running:
-                    return f"{nsqd.name} does not run"
-                has = {name: sorted(each.channels) for name, each in nsqd._server._broker.topics.items()}
-                peers = self._peers(lookupd, nsqd)  # but for the last one: they lost their power
-                listed = peers[-1].channels_by_topic if peers else {}
-                lists = {topic: sorted(names) for topic, names in listed.items()}
-                if has != lists:
-                    return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
+        for lookupd, nsqd in itertools.product(self.lookupds, self.nsqds):
+            peers = self._peers(lookupd, nsqd)  # but for the last one: they lost their power
+            listed = peers[-1].channels_by_topic if peers else {}
+            lists, has = {topic: sorted(names) for topic, names in listed.items()}, nsqd.channels()
+            if lists != has or not nsqd.running:
+                return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
         return ""

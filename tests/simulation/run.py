@@ -60,10 +60,10 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     options = {**plan.nsqd_options, "lookupd_tcp_addresses": listed_at}
     nsqds = [Nsqd(world, f"nsqd{number}", **options) for number in range(plan.nsqds)]
     load = Load(world, plan, nsqds, lookupds)
-    faults = Faults(world, nsqds, lookupds, load)
+    faults = Faults(load)
     world.run(lambda: _scenario(load, faults, fired))
     outcome.plan = replace(plan, rare=0.0, holds=[*plan.holds, *fired])
-    outcome.violations = judge(world, outcome.plan, load, faults)
+    outcome.violations = judge(outcome.plan, load, faults)
     outcome.confirmed = sum(message.state == "stored" for message in load.sent.values())
     outcome.handled = len(load.handled)
     outcome.faults = Counter(span.fault.kind for span in faults.spans)

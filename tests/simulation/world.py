@@ -331,6 +331,11 @@ class Nsqd(Daemon):
             self.process.descriptors.clear()
             scheduler.kill(self.process)
 
+    def channels(self) -> dict[str, list[str]]:
+        """Return the names of its channels, by topic."""
+        topics = self._server._broker.topics if self.running else {}
+        return {name: sorted(topic.channels) for name, topic in topics.items()}
+
     def left(self) -> dict[str, tuple[int, int, int]] | None:
         """Return its waiting, in-flight and deferred messages by queue; None without an answer."""
         answer: list[dict[str, tuple[int, int, int]]] = []
@@ -339,11 +344,11 @@ class Nsqd(Daemon):
             found = {}
             for topic in self._server._broker.topics.values():
                 found[topic.name] = (topic.depth, 0, 0)
-                for channel in topic.channels.values():
-                    counts = (channel.depth, channel.in_flight_count, channel.deferred_count)
-                    found[f"{topic.name}/{channel.name}"] = counts
-            found = {name: counts for name, counts in found.items() if any(counts)}
-            answer.append({name: counts for name, counts in found.items() if not name.startswith("guest")})
+                for each in topic.channels.values():
+                    counts = (each.depth, each.in_flight_count, each.deferred_count)
+                    found[f"{topic.name}/{each.name}"] = counts
+            busy = {name: counts for name, counts in found.items() if any(counts)}
+            answer.append({name: busy[name] for name in busy if not name.startswith("guest")})
 
         if self.running:
             self._loop.call_soon_threadsafe(count)
