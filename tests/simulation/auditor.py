@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load
-from tests.simulation.plan import Plan
+from tests.simulation.plan import OF_DISKS, Plan
 from tests.simulation.world import Conversation, Delivery, Nsqd
 
 _GRACE = 0.5  # seconds that a call may take beyond its timeout, besides those for which threads stood still
@@ -24,18 +24,14 @@ _SILENCE = 2.0  # seconds of standing still that may make one side take the othe
 #: Says that a call took too long, as threads stood still, that nsqds have not registered yet, or that a
 #: producer was closed meanwhile.
 _OVERDUE = re.compile("in time|did not answer within|lists none|discovered yet|producer (is|was) closed")
-#: Faults that no client notices which is not its target.
-_CALM = (
-    "guests", "late", "empty", "clock", "storm", "flap", "close_producer", "stop_consumer", "kill_client",
-)  # fmt: skip
-#: Faults that break no connection, nor make it silent.
-_UNBROKEN = (*_CALM, "lookupd", "unlisted", "slow", "full", "fsync_fails", "writes_fail")
-#: Faults that hold up nothing that is under way.
-_PROMPT = tuple(kind for kind in _UNBROKEN if kind != "slow")
-#: Faults that keep no message from a consumer that stays connected.
-_FLOWING = tuple(kind for kind in _PROMPT if kind not in ("flap", "stop_consumer", "kill_client"))
 #: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
 _UNNOTICED = ("guests", "late", "empty", "clock", "lookupd", "unlisted")
+#: Faults that keep no message from a consumer that stays connected.
+_FLOWING = (*_UNNOTICED, *OF_DISKS)
+#: Faults that no client notices which is not its target.
+_CALM = (*_UNNOTICED[:4], "storm", "flap", "close_producer", "stop_consumer", "kill_client")
+#: Faults that hold up nothing that is under way.
+_PROMPT = (*_FLOWING, *_CALM)
 
 
 def judge(plan: Plan, load: Load, faults: Faults) -> list[str]:
@@ -90,30 +86,21 @@ class Auditor:
     def nothing_requeued_is_early(self) -> Iterator[str]:
         """The delay of a REQ holds, also over restarts, and over kills once nsqd has it."""
         durable, synced_in = self.plan.durable, self.plan.nsqd_options["sync_timeout"] * self.power_was_cut
-        for earlier, each in self._repeated("message_id", "channel"):
-            before, delivery = earlier[-1], self._delivery(earlier[-1])
-            early = before.ended + before.requeued_for - each.at
-            if before.requeued_for <= 0 or each.attempts > before.attempts + 1 or delivery is None:
-                continue
-            if early <= _EARLY or each.at <= before.ended:
-                continue
-            attempts = itertools.pairwise(one.attempts for one in (*earlier, each))
-            older_records = self.power_was_cut and not durable  # which the power cut may have left
-            if older_records and any(later <= former for former, later in attempts):
+        if self.power_was_cut and not durable:  # it may have left older records
+            return
+        for before, each in self._repeated("message_id", "channel"):
+            early, delivery = before.ended + before.requeued_for - each.at, self._deliveries.get(before)
+            again = before.ended < each.at and each.attempts <= before.attempts + 1
+            if before.requeued_for <= 0 or early <= _EARLY or not again or delivery is None:
                 continue
             trips = self._trips(before.ended, each.at)  # until nsqd has got it
             said = delivery.conversation
             refused = any(b"E_REQ_FAILED" in piece for _, piece in said.answered)  # perhaps another one
-            came = not refused and any(
-                (verb, what) == (b"REQ", each.message_id)
-                and before.ended <= at < before.ended + trips
-                and at + trips < said.closed_at
-                for at, verb, what in said.commands
-            )
+            in_time = before.ended <= delivery.ended < before.ended + trips < said.closed_at - trips
             # Without --durable a kill loses a delay that is in memory only.
             until = before.ended + trips + synced_in if durable else each.at
             lost = self._lossy(delivery.at, max(until, each.at) if self.faults.disk_failed else until)
-            if came and not lost and not self._due_times_lost(delivery.at, each.at):
+            if in_time and not (refused or lost or self._due_times_lost(delivery.at, each.at)):
                 yield f"EARLY by {early:.3f} s after REQ: {each.key!r} on {each.channel}"
 
     def attempts_count_up(self) -> Iterator[str]:
@@ -137,31 +124,29 @@ class Auditor:
     def nothing_comes_twice(self) -> Iterator[str]:
         """With nothing broken, only what was not handled within its timeout comes again."""
         in_batch = self.plan.batch * self.plan.slow_seconds * 1.5 * bool(self.plan.slow)
-        for earlier, each in self._repeated("key", "channel") if self.plan.calm else ():
-            ended = earlier[-1].ended
-            answered = ended + in_batch + self._trips(ended, ended + 1)
-            if (delivery := self._delivery(earlier[-1])) and answered < delivery.at + self._timeout:
+        for before, each in self._repeated("key", "channel") if self.plan.calm else ():
+            answered = before.ended + in_batch + self._trips(before.ended, before.ended + 1)
+            if (delivery := self._deliveries.get(before)) and answered < delivery.at + self._timeout:
                 yield f"TWICE although nothing was broken: {each.key!r} on {each.channel}"
 
     def nothing_is_stored_twice(self) -> Iterator[str]:
         """A publish is one message: it is sent again only if it is surely not stored."""
         if self.plan.client_options.get("retry_uncertain"):
             return
-        for earlier, each in self._repeated("key", "channel"):
-            ids = [one.message_id for one in earlier]
-            if each.message_id not in ids and each.key in self.load.sent:
-                yield f"STORED twice: {each.key!r} on {each.channel}: {ids[0]!r}, {each.message_id!r}"
+        for before, each in self._repeated("key", "channel"):
+            ids = [before.message_id, each.message_id]
+            if ids[0] != ids[1] and each.key in self.load.sent:
+                yield f"STORED twice: {each.key!r} on {each.channel}: {ids}"
 
     def nothing_finished_comes_again(self) -> Iterator[str]:
         """What was finished comes again only if a fault can have kept the FIN from nsqd, or from its disk."""
         if self.plan.batch or self.faults.disk_failed:  # one message that fails has a whole batch come again
             return
         unclean = [call.process for call in self.load.calls if call.what == "stop" and not call.result]
-        for earlier, each in self._repeated("message_id", "channel", "nsqd"):
-            finished = [(one, came) for one in earlier if one.succeeded and (came := self._delivery(one))]
-            if not finished:
+        for before, each in self._repeated("message_id", "channel", "nsqd"):
+            delivery = self._deliveries.get(before)
+            if not before.succeeded or delivery is None:
                 continue
-            before, delivery = finished[-1]
             late = 1 + self._stood(before.at - 5, before.ended + 5)
             if (
                 before.by not in unclean
@@ -268,7 +253,7 @@ class Auditor:
 
     def answers_leave_soon(self) -> Iterator[str]:
         """What a handler has done is answered at once, and before nsqd gives it to another consumer."""
-        for handled, delivery in self._deliveries():
+        for handled, delivery in self._deliveries.items():
             left = min(delivery.left, delivery.at + self._timeout - 1)
             if self.plan.batch or not handled.succeeded or left <= handled.ended:
                 continue
@@ -279,9 +264,10 @@ class Auditor:
     def timeouts_end_deliveries(self) -> Iterator[str]:
         """What is not answered in time comes again, though its consumer stays connected."""
         came = defaultdict[bytes, list[float]](list)
-        for (_, _, message_id, _), deliveries in self._delivered.items():
-            came[message_id] += [each.at for each in deliveries]
-        for handled, delivery in self._deliveries():
+        for said in self.world.conversations:
+            for each in said.deliveries:
+                came[each.message_id].append(each.at)
+        for handled, delivery in self._deliveries.items():
             due = delivery.at + self._timeout
             if delivery.left < due:
                 continue
@@ -304,7 +290,7 @@ class Auditor:
             took, name, since = call.ended - call.began, call.process.name, call.began - _FOUND_AGAIN
             stood = self._stood(since, call.ended)
             late = took > call.timeout - 0.5 - stood or stood > _SILENCE
-            if late or self._disturbed(since, call.ended, _UNBROKEN):
+            if late or self._disturbed(since, call.ended, (*_PROMPT, "slow")):
                 continue
             if not call.result:
                 yield f"STOP of {name} at {call.began:.6f} took {took:.3f} s: {call.result}"
@@ -413,36 +399,31 @@ class Auditor:
 
     # What belongs together.
 
-    def _repeated(self, *names: str) -> Iterator[tuple[list[Handled], Handled]]:
-        """Yield each message that a handler got, with those before it that agree in these fields."""
-        before = defaultdict[Any, list[Handled]](list)
+    def _repeated(self, *names: str) -> Iterator[tuple[Handled, Handled]]:
+        """Yield what a handler got, and the next one that agrees with it in these fields."""
+        before = dict[Any, Handled]()
         for each in self.load.handled:
-            if earlier := before[attrgetter(*names)(each)]:
-                yield earlier, each
-            earlier.append(each)
+            same = attrgetter(*names)(each)
+            if same in before:
+                yield before[same], each
+            before[same] = each
 
     def _conversations(self, client: str) -> list[Conversation]:
         return [each for each in self.world.conversations if each.client == client]
 
-    def _deliveries(self) -> Iterator[tuple[Handled, Delivery]]:
-        """Yield each message that a handler got, with what brought it."""
-        for handled in self.load.handled:
-            # A damaged message may have the id of another one.
-            if handled.key in self.load.sent and (delivery := self._delivery(handled)):
-                yield handled, delivery
-
-    def _delivery(self, handled: Handled) -> Delivery | None:
-        """Return what brought a message that a handler got."""
-        what = (handled.by.name, handled.nsqd, handled.message_id, handled.attempts)
-        came = [each for each in self._delivered.get(what, ()) if each.at <= handled.at]
-        return came[-1] if came else None
-
     @functools.cached_property
-    def _delivered(self) -> dict[tuple[str, str, bytes, int], list[Delivery]]:
-        found = defaultdict(list)
+    def _deliveries(self) -> dict[Handled, Delivery]:
+        """What brought each message that a handler got."""
+        sent = defaultdict[Any, list[Delivery]](list)
         for said in self.world.conversations:
             for each in said.deliveries:
-                found[said.client, said.address, each.message_id, each.attempts].append(each)
+                sent[said.client, said.address, each.message_id, each.attempts].append(each)
+        found = {}
+        for handled in self.load.handled:
+            what = (handled.by.name, handled.nsqd, handled.message_id, handled.attempts)
+            came = [each for each in sent[what] if each.at <= handled.at]
+            if came and handled.key in self.load.sent:  # a damaged message may have the id of another one
+                found[handled] = came[-1]
         return found
 
 

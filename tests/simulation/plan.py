@@ -166,7 +166,6 @@ class Plan:
     lag_longest: float = drawn(0.001, 0.05, 0.5)
     delay: float = drawn(0.00005, 0.0003, 0.002, 0.02)
     window: int = drawn(65536, 4096, 600)
-    in_pieces: float = drawn(0.0, 0.0, 0.3, 1.0)
     faults: list[Fault] = field(default_factory=list)
     holds: list[Hold] = field(default_factory=list)
     # The chance that a thread stands still at one of the ``first`` visits of a statement in ``parts``. A run

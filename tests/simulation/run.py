@@ -51,7 +51,7 @@ def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     began, world, outcome = time.process_time(), World(plan.seed), Outcome(plan)
     scheduler.tell = story
     scheduler.pace, scheduler.lag_share, scheduler.lag_longest = plan.pace, plan.lag_share, plan.lag_longest
-    network.delay, network.window, network.in_pieces = plan.delay, plan.window, plan.in_pieces
+    network.delay, network.window = plan.delay, plan.window
     for (module, name), value in plan.knobs.items():
         code.knob(module, name, value)
     fired: list[Hold] = []

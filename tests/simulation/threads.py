@@ -81,9 +81,7 @@ class SimpleQueue:
         self._waiters.wake(1)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        if not self._items and not (
-            block and scheduler.wait_until(lambda: self._items, timeout, self._waiters)
-        ):
+        if not (self._items or (block and scheduler.wait_until(self.qsize, timeout, self._waiters))):
             raise real_queue.Empty
         return self._items.popleft()
 
