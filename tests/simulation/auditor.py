@@ -52,16 +52,10 @@ class Auditor:
     # Messages.
 
     def nothing_is_lost(self) -> Iterator[str]:
-        handled = {(each.key, each.channel) for each in self.load.handled if each.succeeded}
-        lost = [
-            f"{message.key.decode()} ({message.call}, confirmed {message.ended:.6f}) on {channel}"
-            for message in self.load.sent.values()
-            if message.state == "stored" and (self.plan.durable or not self._lossy(message.began, math.inf))
-            for channel in self.load.channels(message)
-            if (message.key, channel) not in handled
-        ]
-        if lost:
-            yield f"LOST {len(lost)} confirmed messages, the first: {lost[0]}"
+        for message, channel in self.load.undelivered():
+            if self.plan.durable or not self._lossy(message.began, math.inf):
+                what = f"{message.key!r} ({message.call}, confirmed {message.ended:.6f})"
+                yield f"LOST: {what} does not come on {channel}"
 
     def only_what_was_published_arrives(self) -> Iterator[str]:
         for each in self.load.handled:

@@ -34,7 +34,7 @@ class Sent:
     began: float
     defer: float
     by: Any  # the producer
-    timeout: float = math.inf
+    timeout: float
     state: str = "pending"  # then stored, refused (surely not stored) or perhaps
     ended: float = 0.0
     error: str = ""
@@ -171,42 +171,42 @@ class Load:
 
         def begin() -> None:
             client.made = self.new_producer()
-            for number in range(self.plan.publishers):
-                user = partial(self._publish, client, self.chance.random())
-                self._users.append(scheduler.start(user, f"user{number}", client.process))
+            self._begin_users(client, self.plan.publishers, self.chance)
 
         self._users.append(scheduler.start(begin, "main", client.process))
+
+    def _begin_users(
+        self, client: Client, count: int, chance: random.Random, until: float = math.inf
+    ) -> None:
+        for number in range(count):
+            user = partial(self._publish, client, chance.random(), until)
+            self._users.append(scheduler.start(user, f"user{number}", client.process))
 
     def new_producer(self) -> Any:
         return self.nsq.Producer(**self._options())
 
-    def _publish(self, client: Client, seed: float, until: float = math.inf) -> None:
+    def _publish(self, client: Client, seed: float, until: float) -> None:
         chance = random.Random(seed)
         calls, weights = list(self.plan.calls), list(self.plan.calls.values())
         futures: list[tuple[Any, list[Sent]]] = []
         while not self.over and len(self.sent) < _MOST and scheduler.now < until:
-            call = chance.choices(calls, weights)[0]
-            topic = chance.choice([*self.plan.topics, *["late"] * self.plan.late])
-            timeout = chance.choice((0.3, 2.0, 10.0))
             with suppress(Interrupted):
-                self.publish_once(client, chance, call, topic, timeout, futures)
-            with suppress(Interrupted):
-                if chance.random() < 1 / self.plan.burst:
-                    seconds = chance.expovariate(1 / self.plan.pause) * self.plan.burst
-                    threads.sleep(min(seconds, max(until - scheduler.now, 0.001)))
+                self._publish_once(client.made, chance, chance.choices(calls, weights)[0], futures)
+            if chance.random() < 1 / self.plan.burst:
+                seconds = chance.expovariate(1 / self.plan.pause) * self.plan.burst
+                threads.sleep(min(seconds, max(until - scheduler.now, 0.001)))
         for future, messages in futures:
             with suppress(Interrupted):
                 self._judged(messages, partial(future.result, 60.0), 60.0)
 
-    def publish_once(
-        self, client: Client, chance: random.Random, call: str, topic: str, timeout: float, futures: list[Any]
-    ) -> None:
+    def _publish_once(self, producer: Any, chance: random.Random, call: str, futures: list[Any]) -> None:
+        topic = chance.choice([*self.plan.topics, *["late"] * self.plan.late])
+        timeout = chance.choice((0.3, 2.0, 10.0))
         count = chance.choice((2, 3, 10)) if call == "multi_publish" else 1
         defer = chance.uniform(0.02, self.plan.longest_defer) if call.startswith("defer") else 0.0
         keys = [f"{topic} {next(self.numbers)}".encode() for _ in range(count)]
         bodies = [key + b"|" + b"x" * chance.randint(0, self.plan.largest - 30) for key in keys]
-        producer = client.made
-        messages = [Sent(key, topic, call, scheduler.now, defer, producer) for key in keys]
+        messages = [Sent(key, topic, call, scheduler.now, defer, producer, timeout) for key in keys]
         self.sent.update(zip(keys, messages, strict=True))
         options: dict[str, Any] = {"timeout": timeout} | ({"defer": defer} if defer else {})
 
@@ -229,8 +229,6 @@ class Load:
         self, messages: list[Sent], action: Callable[[], object], timeout: float, *, ends: bool = True
     ) -> None:
         """Make a publishing call, and note how it ended."""
-        for message in messages:
-            message.timeout = min(message.timeout, timeout)
         call = Call(messages[0].call, scheduler.now, timeout, scheduler.me().process)
         self.calls.append(call)
         try:
@@ -252,8 +250,7 @@ class Load:
         for message in messages:
             if message.state != "pending":
                 continue
-            if scheduler.tell:
-                scheduler.story(f"{message.call} of {message.key!r} ended: {error!r}")
+            scheduler.story(f"{message.call} of {message.key!r} ended: {error!r}")
             message.ended, message.error = scheduler.now, "" if error is None else str(error)
             message.state = "stored" if error is None else "perhaps" if unclear else "refused"
             if message.state == "refused" and not isinstance(error, self.nsq.NsqError):
@@ -272,7 +269,7 @@ class Load:
                 me.interrupt = handle
             if client is None or self.over or chance.random() < 0.7:
                 raise Interrupted
-            self.publish_once(client, chance, "publish_async", "topic0", 2.0, [])
+            self._publish_once(client.made, chance, "publish_async", [])
 
         if not self.interrupts or chance.random() < 0.5:
             return action()
@@ -346,8 +343,7 @@ class Load:
         plan, key, came_from = self.plan, self.key(message.body), message.nsqd_address
         handled = Handled(key, channel, scheduler.now, came_from, message.id, message.attempts, by)
         self.handled.append(handled)
-        if scheduler.tell:
-            scheduler.story(f"{channel} handles {key!r}, attempt {handled.attempts}, from {handled.nsqd}")
+        scheduler.story(f"{channel} handles {key!r}, attempt {handled.attempts}, from {handled.nsqd}")
         if chance.random() < plan.slow and not self.over:
             threads.sleep(plan.slow_seconds * chance.uniform(0.5, 1.5))
         hangs = chance.random() < plan.hung and self._hung.count(by) < plan.threads - 1
@@ -409,16 +405,9 @@ class Load:
             self.ended("stop", consumer, chance.choice(TIMEOUTS))
             return
         client = Client(process, self.new_producer())
-        users = [
-            threads.Thread(target=partial(self._publish, client, chance.random(), scheduler.now + life))
-            for _ in range(chance.choice((1, 2, 4)))
-        ]
-        for user in users:
-            user.start()
+        self._begin_users(client, chance.choice((1, 2, 4)), chance, scheduler.now + life)
         threads.sleep(life * chance.choice((0.5, 1.0, 1.0)))
         self.ended("close", client.made, chance.choice(TIMEOUTS))
-        for user in users:
-            user.join()
 
     def finish(self) -> None:
         """Stop publishing, and wait for the publishing threads."""
@@ -456,16 +445,12 @@ class Load:
         names = [f"{message.topic}/{name}" for name in self.plan.topics.get(message.topic, ["late"])]
         return [name for name in names if message.began > self.emptied.get(name, 0.0)]
 
-    def undelivered(self) -> list[str]:
-        """Return the confirmed messages that no handler has got."""
-        came = {(each.key, each.channel) for each in self.handled}
-        return [
-            f"{message.key!r} on {name}"
-            for message in self.sent.values()
-            if message.state == "stored"
-            for name in self.channels(message)
-            if (message.key, name) not in came
-        ]
+    def undelivered(self) -> list[tuple[Sent, str]]:
+        """Return the confirmed messages that have not been handled, each with the channel."""
+        handled = {(each.key, each.channel) for each in self.handled if each.succeeded}
+        stored = [message for message in self.sent.values() if message.state == "stored"]
+        owed = [(message, name) for message in stored for name in self.channels(message)]
+        return [(message, name) for message, name in owed if (message.key, name) not in handled]
 
     def listed(self, nsqd: Nsqd) -> bool:
         """Whether all nsqlookupds know an nsqd."""

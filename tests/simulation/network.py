@@ -425,9 +425,8 @@ class Network:
 
     def power_on(self, host: Host) -> None:
         host.powered = True
-        for names, link in self._links.items():
-            if host.name in names:
-                link.send_again()
+        for link in self._links.values():
+            link.send_again()
 
     def descriptor(self, process: Process, item: Any) -> int:
         number = 1_000_000 + next(self.numbers)

@@ -125,7 +125,8 @@ def _scenario(load: Load, faults: Faults, fired: list[Hold]) -> None:
     if plan.full_at_the_end:
         faults.fill()
         if not _in_time(load, lambda: not load.undelivered()):
-            problems.append(f"HELD while the disk is full: {load.undelivered()}")
+            held = [message.key for message, _ in load.undelivered()]
+            problems.append(f"HELD while the disk is full: {held}")
         faults.mend(1.0)
     if not _in_time(load, lambda: all(nsqd.left() == {} for nsqd in load.nsqds)):
         left = {nsqd: nsqd.left() for nsqd in load.nsqds}
@@ -145,11 +146,10 @@ def _scenario(load: Load, faults: Faults, fired: list[Hold]) -> None:
 
 
 def _in_time(load: Load, condition: Callable[[], object]) -> bool:
-    """Wait until a condition holds; return whether it does. While daemons stand still, nothing is late."""
+    """Wait until a condition holds; return whether it does. While threads stand still, nothing is late."""
     began = scheduler.now
     while not condition():
-        daemons = [each for each in load.world.processes if each not in load.world.clients]
-        stood = sum(each.stood(began, scheduler.now) for each in daemons)
+        stood = sum(process.stood(began, scheduler.now) for process in load.world.processes)
         if scheduler.now > began + min(_DRAIN + load.plan.longest_defer + stood, 10 * _DRAIN):
             return False
         sleep(0.1)

@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.simulation import code, disk, network, threads
 from tests.simulation.disk import Disk, disks
-from tests.simulation.network import Host
+from tests.simulation.network import End, Host
 from tests.simulation.scheduler import Process, Thread, begin, scheduler
 
 #: The modules that take part, also those that the package imports late. Runs are forked after the import.
@@ -91,12 +91,8 @@ class World:
     @functools.cached_property
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
-        return [
-            Conversation(end.host.name, f"{host}:{port}", end.said, end.peer.said, end.closed_at)
-            for end in network.network.connections
-            for host, port in [end.peer_name]
-            if end.peer is not None and port == Nsqd.tcp_port
-        ]
+        ends = network.network.connections
+        return [Conversation(end) for end in ends if end.peer_name[1] == Nsqd.tcp_port]
 
     def run(self, scenario: Callable[[], object], *, preempt: bool = True) -> None:
         """Run the scenario on a thread, and all that it starts, until it returns."""
@@ -134,15 +130,13 @@ class World:
         return True
 
 
-@dataclass
 class Conversation:
     """What a client and an nsqd sent over one connection, each piece with its time."""
 
-    client: str
-    address: str
-    said: list[tuple[float, bytes]]
-    answered: list[tuple[float, bytes]]
-    closed_at: float
+    def __init__(self, end: End) -> None:
+        self.client, (host, port) = end.host.name, end.peer_name
+        self.address, self.closed_at = f"{host}:{port}", end.closed_at
+        self.said, self.answered = end.said, end.peer.said if end.peer else []
 
     @functools.cached_property
     def commands(self) -> list[tuple[float, bytes, bytes]]:
