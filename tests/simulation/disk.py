@@ -84,8 +84,7 @@ class Disk:
     def __init__(self, host: str) -> None:
         self.host = host
         self.names: dict[str, File] = {}
-        self._durable_names: dict[str, File] = {}
-        self._journal: list[dict[str, File | None]] = []  # each step happens whole, or not
+        self._states: list[dict[str, File]] = [{}]  # the names at the last fsync, and after each step since
         #: They get an operation and a name before it happens; one that returns an errno has it fail. They may
         #: kill the process.
         self.hooks: list[Callable[[str, str], int]] = []
@@ -122,28 +121,21 @@ class Disk:
 
     def change_names(self, step: dict[str, File | None]) -> None:
         """Give names to files, or take names away (None), in one step."""
-        _rename(self.names, step)
-        self._journal.append(step)
+        for name, file in step.items():
+            self.names.pop(name, None)
+            if file is not None:
+                self.names[name] = file
+        self._states.append(dict(self.names))
 
     def sync_names(self) -> None:
-        self._durable_names, self._journal = dict(self.names), []
+        self._states = [dict(self.names)]
 
     def cut_power(self, chance: random.Random | None) -> None:
         """Forget some of what was not fsynced; without ``chance``, every other sector."""
-        names = dict(self._durable_names)
-        for step in self._journal[: chance.randint(0, len(self._journal)) if chance else None]:
-            _rename(names, step)
-        self.names = names
+        self.names = chance.choice(self._states) if chance else self._states[-1]
         self.sync_names()
-        for file in dict.fromkeys(names.values()):
+        for file in dict.fromkeys(self.names.values()):
             file.cut_power(chance)
-
-
-def _rename(names: dict[str, File], step: dict[str, File | None]) -> None:
-    for name, file in step.items():
-        names.pop(name, None)
-        if file is not None:
-            names[name] = file
 
 
 disks: dict[str, Disk] = {}

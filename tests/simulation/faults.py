@@ -141,15 +141,13 @@ class Faults:
     def restart(self, fault: Fault, nsqd: Nsqd, drain: bool = False) -> None:
         if not nsqd.running or nsqd.stopping:
             return
-        failed_before = self.disk_failed
         if not nsqd.stop(drain=drain):
             self.world.problems.append(f"DAEMON {nsqd.name} did not stop")
             nsqd.kill()
         elif nsqd.stopped_cleanly is False:
             self.lossy.append(scheduler.now)
-            if not (failed_before or self.disk_failed):
-                text = f"DAEMON {nsqd.name} stopped and lost something, although the disk works"
-                self.world.problems.append(text)
+            if not self.disk_failed:
+                self.world.problems.append(f"DAEMON {nsqd.name} did not stop cleanly")
         self.stopped.append(scheduler.now)
         if fault.kind == "move":
             network.move(nsqd.host)
@@ -252,14 +250,14 @@ class Faults:
         """Interrupt the next calls of users."""
         self.load.interrupts += 5 * fault.number
 
-    def _consumer(self, fault: Fault) -> Client | None:
-        """Choose a consumer that works, if there is one."""
-        working = [client for client in self.load.consumers if client.working]
+    def _one_of(self, clients: Sequence[Client], fault: Fault) -> Client | None:
+        """Choose a client that works, if there is one."""
+        working = [client for client in clients if client.working]
         return working[fault.number % len(working)] if working else None
 
     def flap(self, fault: Fault, nsqd: Nsqd) -> None:
         """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
-        client, chance = self._consumer(fault), self.load.chance
+        client, chance = self._one_of(self.load.consumers, fault), self.load.chance
         if client is None or len(self.nsqds) == 1 or self.load.plan.found_by_lookup:
             return
         consumer, flapped = client.made, (client.process.name, nsqd.tcp_address)
@@ -285,15 +283,14 @@ class Faults:
 
     def close_producer(self, fault: Fault, _nsqd: Nsqd) -> None:
         """Have a program go on with another producer, and close the one it has."""
-        client = self.load.producers[fault.number % len(self.load.producers)]
 
-        def work() -> None:
+        def work(client: Client) -> None:
             made = self.load.new_producer()
             before, client.made = client.made, made
             self.load.ended("close", before, TIMEOUTS[fault.number % len(TIMEOUTS)])
 
-        if client.working:
-            scheduler.start(work, fault.kind, client.process)
+        if client := self._one_of(self.load.producers, fault):
+            scheduler.start(partial(work, client), fault.kind, client.process)
 
     def stop_consumer(self, fault: Fault, _nsqd: Nsqd) -> None:
         """Stop a consumer, and have another one begin after a while."""
@@ -303,18 +300,15 @@ class Faults:
             self.world.until(lambda: self.load.over, fault.lasts)
             self.load.replace(client)
 
-        if client := self._consumer(fault):
+        if client := self._one_of(self.load.consumers, fault):
             client.stopping = True
             scheduler.start(partial(work, client), fault.kind, client.process)
 
     def kill_client(self, fault: Fault, _nsqd: Nsqd) -> None:
-        load = self.load
-        clients = [client for client in (*load.producers, *load.consumers) if client.process.alive]
-        client = clients[fault.number % len(clients)]
-        if not client.working or load.over:
-            return
-        self.world.kill_process(client.process)
-        load.replace(client)
+        client = self._one_of([*self.load.producers, *self.load.consumers], fault)
+        if client is not None and not self.load.over:
+            self.world.kill_process(client.process)
+            self.load.replace(client)
 
     # Topics and channels.
 
