@@ -326,9 +326,6 @@ class Auditor:
 
     # Processes.
 
-    def nothing_crashes(self) -> Iterator[str]:
-        return self.world.crashes()
-
     def nothing_is_left(self) -> Iterator[str]:
         """All threads have ended, and all descriptors are closed."""
         # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.

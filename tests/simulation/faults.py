@@ -85,8 +85,8 @@ class Faults:
         network.mend()
         for nsqd in self.nsqds:
             nsqd.disk.heal()
-            if nsqd.process is not None and nsqd.process.clock_error:
-                nsqd.process.clock_error = 0.0
+            if nsqd.host.clock_error:
+                nsqd.host.clock_error = 0.0
                 self.clock_set.append(scheduler.now)
         self.world.until(lambda: all(span.ended < math.inf for span in self.spans), seconds)
         for nsqd in self.nsqds:
@@ -173,14 +173,12 @@ class Faults:
         """Stop a process for a while, as SIGSTOP does."""
         daemons = [daemon.process for daemon in (*self.nsqds, *self.lookupds) if daemon.running]
         processes = [*daemons, *(process for process in self.world.clients if process.alive)]
-        if process := processes[fault.number % len(processes)]:
-            process.stop(fault.lasts)
-            self._wait(fault)
+        processes[fault.number % len(processes)].stop(fault.lasts)
+        self._wait(fault)
 
     def clock(self, fault: Fault, nsqd: Nsqd) -> None:
-        if nsqd.process is not None:
-            self.clock_set.append(scheduler.now)
-            nsqd.process.clock_error += (fault.number % 3 - 1) * 10 * fault.lasts
+        self.clock_set.append(scheduler.now)
+        nsqd.host.clock_error += (fault.number % 3 - 1) * 10 * fault.lasts
 
     # The network.
 

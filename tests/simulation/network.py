@@ -36,6 +36,7 @@ class Host:
     name: str
     address: str = ""
     powered: bool = True
+    clock_error: float = 0.0  # how wrong its wall clock is
     listeners: dict[int, End] = field(default_factory=dict)
     ends: dict[End, None] = field(default_factory=dict)
 

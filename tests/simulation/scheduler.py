@@ -38,7 +38,6 @@ class Process:
     host: Any = None
     threads: list[Thread] = field(default_factory=list)
     alive: bool = True
-    clock_error: float = 0.0  # how wrong its wall clock is
     descriptors: dict[int, Any] = field(default_factory=dict)
     crashed: list[str] = field(default_factory=list)  # errors that ended a thread
     stopped_until: float = 0.0

@@ -136,7 +136,7 @@ class ThreadPoolExecutor(concurrent.futures.Executor):
 
 def wall() -> float:
     current = scheduler.current
-    return EPOCH + scheduler.now + (current.process.clock_error if current else 0.0)
+    return EPOCH + scheduler.now + (current.process.host.clock_error if current else 0.0)
 
 
 def sleep(seconds: float) -> None:

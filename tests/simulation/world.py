@@ -20,7 +20,7 @@ import re
 import selectors
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -59,12 +59,11 @@ class World:
         self.chance = random.Random(f"world {seed}")
         self.daemons: list[Daemon] = []
         self.clients: list[Process] = []
-        self.logged: list[str] = []  # what the client has logged as an error of its own
         self.problems: list[str] = []  # what was seen to be wrong while the run went on
         self.processes: list[Process] = []
         self.here = self.process("scenario")
         logger = logging.getLogger("nsq")
-        logger.handlers = [_Collect(self.logged)]
+        logger.handlers = [_Log(self)]
         logger.propagate = False
         logger.setLevel(logging.WARNING)
 
@@ -109,16 +108,8 @@ class World:
         scheduler.run()
         if scheduler.hangs:
             self.problems.append("HANG: threads run without waiting")
-
-    def crashes(self) -> Iterator[str]:
-        """Yield what must never happen, whatever faults there are."""
         for process in self.processes:
-            yield from (f"CRASHED: {crash}" for crash in process.crashed)
-        for daemon in self.daemons:
-            yield from (f"LOGGED by {daemon.name}: {bug}" for bug in daemon.bugs())
-        for line in self.logged:
-            if "bug of ours" in line or ("Traceback" in line and "a handler that fails" not in line):
-                yield f"LOGGED by a client: {line}"
+            self.problems += [f"CRASHED: {crash}" for crash in process.crashed]
 
     def until(self, condition: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
         """Wait until a condition holds; return whether it did in time. For the scenario's threads."""
@@ -191,16 +182,21 @@ _FRAME = struct.Struct(">iiqH16s")
 _COMMAND = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH|RDY|CLS)(?: ([^\n]{16}|[0-9]+))?(?=[ \n])")
 
 
-class _Collect(logging.Handler):
-    def __init__(self, lines: list[str]) -> None:
+class _Log(logging.Handler):
+    """Gets what clients log."""
+
+    def __init__(self, world: World) -> None:
         super().__init__()
-        self._lines = lines
+        self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)  # with the traceback, if there is one
         scheduler.story(f"log {record.name}: {text}")
-        if record.levelno >= logging.ERROR or record.exc_info:
-            self._lines.append(text)
+        if "bug of ours" in text or ("Traceback" in text and "a handler that fails" not in text):
+            self._world.problems.append(f"LOGGED by a client: {text}")
+
+
+_BUGS = ("a bug", "panic in", "Traceback", "cannot start")  # what a daemon must never log
 
 
 class Daemon:
@@ -215,9 +211,8 @@ class Daemon:
         self.world, self.name, self.options = world, name, options
         world.daemons.append(self)
         self.host = network.network.host(name)
-        self.process: Process | None = None
+        self.process = Process(name, 0, self.host)  # the last one: each start begins another
         self.lines: list[str] = []  # what it has logged
-        self.errors: list[str] = []  # what asyncio has reported
         self.failure: str | None = None  # why it did not start, or ended
         self.running = self.stopping = self._drain = False
         self.stopped_cleanly: bool | None = None
@@ -233,8 +228,7 @@ class Daemon:
     def start(self) -> bool:
         """Start it and wait until it listens; return whether it does."""
         self.stopping, self.failure, self.stopped_cleanly = False, None, None
-        before, self.process = self.process, self.world.process(self.name, self.host)
-        self.process.clock_error = before.clock_error if before else 0.0
+        self.process = self.world.process(self.name, self.host)
         network.network.power_on(self.host)
         scheduler.story(f"{self.name} starts")
         self._thread = scheduler.start(self._run, "main", self.process)
@@ -244,7 +238,7 @@ class Daemon:
     def _run(self) -> None:
         loop = self._loop = asyncio.selector_events.BaseSelectorEventLoop(_Selector())
         loop.set_exception_handler(
-            lambda _, context: self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+            lambda _, context: self._log(f"a bug: {context.get('message')}: {context.get('exception')!r}")
         )
         scheduler.me().loop = loop
         try:
@@ -289,19 +283,15 @@ class Daemon:
     def kill(self) -> None:
         """End the process at once; what it wrote is in the kernel's hands."""
         self.running = False
-        if self.process is not None and self.process.alive:
+        if self.process.alive:
             self.world.kill_process(self.process)
 
     def _log(self, text: str) -> None:
         self.lines.append(text)
         scheduler.story(f"{self.name} logs: {text.rstrip()}")
-
-    def bugs(self) -> list[str]:
-        """Return what it logged or asyncio reported that must never happen."""
-        words = ("a bug", "panic in", "Traceback", "cannot start")
         # aiohttp sets the result of a future that its shutdown has cancelled.
-        found = [line for line in self.lines if any(each in line for each in words) and "_waiter" not in line]
-        return found + self.errors
+        if any(bug in text for bug in _BUGS) and "_waiter" not in text:
+            self.world.problems.append(f"LOGGED by {self.name}: {text}")
 
 
 class _Selector(selectors.PollSelector):
@@ -321,7 +311,7 @@ class Nsqd(Daemon):
         scheduler.story(f"{self.name} loses its power")
         network.network.power_off(self.host)
         self.disk.cut_power(None if holes else self.world.chance)
-        if self.process is not None and self.process.alive:
+        if self.process.alive:
             self.process.descriptors.clear()
             scheduler.kill(self.process)
 
