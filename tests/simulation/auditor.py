@@ -90,10 +90,9 @@ class Auditor:
             trips = self._trips(before.ended, each.at)  # until nsqd has got it
             said = delivery.conversation
             refused = any(b"E_REQ_FAILED" in piece for _, piece in said.answered)  # perhaps another one
-            # What is answered later was delivered once more.
-            in_time = (
-                before.ended <= delivery.ended < min(before.ended + trips, each.at, said.closed_at - trips)
-            )
+            # A later answer is to a further delivery.
+            limit = min(before.ended + trips, each.at, said.closed_at - trips)
+            in_time = before.ended <= delivery.ended < limit
             # Without --durable a kill loses a delay that is in memory only.
             until = before.ended + trips + synced_in if durable else each.at
             lost = self._lossy(delivery.at, max(until, each.at) if self.faults.disk_failed else until)
