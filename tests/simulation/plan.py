@@ -38,36 +38,26 @@ KNOBS: dict[tuple[str, str], Sequence[Any]] = {
     ("daemons.nsqd.storage.stopping", "_QUEUES_AT_ONCE"): (1, 2),
 }  # fmt: skip
 
-#: What a run looks at: the faults that go with it, and the parts of the code where threads stand still.
+#: What a run looks at: the faults that go with it.
 FOCUSES = {
-    "disk": (
-        "kill_at cut_at kill cut restart full fsync_fails writes_fail late empty guests",
-        "daemons.nsqd.disk daemons.nsqd.storage fsync",
-    ),
-    "deferred": (
-        "kill_at cut_at kill cut restart full fsync_fails writes_fail clock late empty",
-        "daemons.nsqd.storage daemons.nsqd.core",
-    ),
-    "rolling": ("drain", "daemons.nsqd.core daemons.nsqd.session connection producer"),
-    "network": (
-        "reset silence slow stand kill restart drain lookupd move flap stop_consumer",
-        "connection producer consumer transport discovery",
-    ),
-    "client": (
-        "reset storm close_producer stop_consumer kill_client restart stand silence flap slow",
-        "connection producer consumer threads transport",
-    ),
-    "topics": (
-        "kill_at cut_at cut kill restart full reset lookupd guests late empty unlisted",
-        "daemons.nsqd.core daemons.nsqd.registration daemons.nsqd.session discovery",
-    ),
-    "all": (
-        "kill_at cut_at kill cut restart drain full fsync_fails writes_fail clock reset silence slow stand "
-        "lookupd move close_producer stop_consumer kill_client guests late empty unlisted storm flap",
-        "daemons.nsqd connection producer consumer threads transport discovery",
-    ),
+    "disk": "kill_at cut_at kill cut restart full fsync_fails writes_fail late empty guests",
+    "deferred": "kill_at cut_at kill cut restart full fsync_fails writes_fail clock late empty",
+    "rolling": "drain",
+    "network": "reset silence slow stand kill restart drain lookupd move flap stop_consumer",
+    "client": "reset storm close_producer stop_consumer kill_client restart stand silence flap slow",
+    "topics": "kill_at cut_at cut kill restart full reset lookupd guests late empty unlisted",
 }
-_ON_DISK = ("disk", "deferred")
+FOCUSES["all"] = " ".join(dict.fromkeys(" ".join(FOCUSES.values()).split()))
+#: The parts of the code where threads stand still.
+_PARTS = {
+    "disk": "daemons.nsqd.disk daemons.nsqd.storage fsync",
+    "deferred": "daemons.nsqd.storage daemons.nsqd.core",
+    "rolling": "daemons.nsqd.core daemons.nsqd.session connection producer",
+    "network": "connection producer consumer transport discovery",
+    "client": "connection producer consumer threads transport",
+    "topics": "daemons.nsqd.core daemons.nsqd.registration daemons.nsqd.session discovery",
+    "all": "daemons.nsqd connection producer consumer threads transport discovery",
+}
 
 OF_DISKS = ("full", "fsync_fails", "writes_fail")
 #: Which faults may come in the middle of others.
@@ -183,7 +173,7 @@ class Plan:
 def draw(seed: int) -> Plan:
     chance = random.Random(f"plan {seed}")
     plan = Plan(seed, chance.choice((*FOCUSES, "disk", "deferred", "client")))
-    on_disk = plan.focus in _ON_DISK
+    on_disk = plan.focus in ("disk", "deferred")
     for each in fields(plan):
         if each.metadata:
             choices = each.metadata["on_disk" if on_disk else "choices"]
@@ -216,12 +206,12 @@ def draw(seed: int) -> Plan:
         plan.rare = plan.brief = plan.hung = 0
     else:
         _draw_faults(chance, plan)
-        plan.parts = tuple(FOCUSES[plan.focus][1].split())
+        plan.parts = tuple(_PARTS[plan.focus].split())
     return plan
 
 
 def _draw_faults(chance: random.Random, plan: Plan) -> None:
-    kinds = FOCUSES[plan.focus][0].split()
+    kinds = FOCUSES[plan.focus].split()
     chosen = [kind for kind in kinds if chance.random() < 0.4] or [chance.choice(kinds)]
     if not plan.found_by_lookup and "move" in chosen:
         chosen.remove("move")
