@@ -171,13 +171,11 @@ class Load:
 
         def begin() -> None:
             client.made = self.new_producer()
-            self._begin_users(client, self.plan.publishers, self.chance)
+            self._begin_users(client, self.plan.publishers, self.chance, math.inf)
 
         self._users.append(scheduler.start(begin, "main", client.process))
 
-    def _begin_users(
-        self, client: Client, count: int, chance: random.Random, until: float = math.inf
-    ) -> None:
+    def _begin_users(self, client: Client, count: int, chance: random.Random, until: float) -> None:
         for number in range(count):
             user = partial(self._publish, client, chance.random(), until)
             self._users.append(scheduler.start(user, f"user{number}", client.process))

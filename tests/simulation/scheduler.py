@@ -133,7 +133,7 @@ class Scheduler:
         self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
         self.trace = hashlib.blake2b(digest_size=8)  # tells whether two runs are the same
         self._since_timer = 0  # how many switches
-        self.over = False  # whether ``run`` ends at the next switch
+        self.scenario: Thread | None = None  # ``run`` ends with it
 
     # The run.
 
@@ -289,7 +289,8 @@ class Scheduler:
                 action = heapq.heappop(timers)[2]
                 if action is not None:
                     action()
-            if self.over or self.hangs or not (runnable or timers):
+            over = self.scenario is not None and not self.scenario.alive
+            if over or self.hangs or not (runnable or timers):
                 return None
             if not runnable:
                 self.now = timers[0][0]

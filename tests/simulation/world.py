@@ -97,14 +97,7 @@ class World:
         """Run the scenario on a thread, and all that it starts, until it returns."""
         if preempt:
             code.begin_preempting()
-
-        def run() -> None:
-            try:
-                scenario()
-            finally:
-                scheduler.over = True
-
-        scheduler.start(run, "scenario", self.here)
+        scheduler.scenario = scheduler.start(scenario, "scenario", self.here)
         scheduler.run()
         if scheduler.hangs:
             self.problems.append("HANG: threads run without waiting")
