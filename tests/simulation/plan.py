@@ -171,7 +171,7 @@ class Plan:
 
 
 def draw(seed: int) -> Plan:
-    chance = random.Random(f"plan of {seed}")
+    chance = random.Random(f"plan {seed}")
     plan = Plan(seed, chance.choice((*FOCUSES, "disk", "deferred", "client")))
     on_disk = plan.focus in ("disk", "deferred")
     for each in fields(plan):
