@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import math
 import re
@@ -14,8 +13,8 @@ from typing import Any
 
 from tests.simulation.faults import Faults
 from tests.simulation.load import Handled, Load
-from tests.simulation.plan import Plan
-from tests.simulation.world import Conversation, Delivery, Nsqd, World
+from tests.simulation.plan import OF_DISKS, Plan
+from tests.simulation.world import Conversation, Delivery, Nsqd
 
 _GRACE = 0.5  # seconds that a call may take beyond its timeout, besides those for which threads stood still
 _FOUND_AGAIN = 6.0  # seconds after a fault until clients have found everything again
@@ -25,54 +24,38 @@ _SILENCE = 2.0  # seconds of standing still that may make one side take the othe
 #: Says that a call took too long, as threads stood still, that nsqds have not registered yet, or that a
 #: producer was closed meanwhile.
 _OVERDUE = re.compile("in time|did not answer within|lists none|discovered yet|producer (is|was) closed")
-#: Faults that no client notices which is not its target.
-_CALM = (
-    "guests", "late", "pause", "empty", "clock", "adjust", "interrupt", "storm", "flap", "close_producer",
-    "stop_consumer", "kill_client",
-)  # fmt: skip
-#: Faults that break no connection, nor make it silent.
-_UNBROKEN = (*_CALM, "lookupd", "unlisted", "slow", "full", "fsync_fails", "writes_fail", "short_writes")
-#: Faults that hold up nothing that is under way.
-_PROMPT = tuple(kind for kind in _UNBROKEN if kind != "slow")
-#: Faults that keep no message from a consumer that stays connected.
-_FLOWING = tuple(
-    kind for kind in _PROMPT if kind not in ("pause", "adjust", "flap", "stop_consumer", "kill_client")
-)
 #: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
-_UNNOTICED = ("guests", "late", "pause", "empty", "clock", "lookupd", "unlisted")
+_UNNOTICED = ("guests", "late", "empty", "clock", "lookupd", "unlisted")
+#: Faults that keep no message from a consumer that stays connected.
+_FLOWING = (*_UNNOTICED, *OF_DISKS)
+#: Faults that no client notices which is not its target.
+_CALM = (*_UNNOTICED[:4], "storm", "flap", "close_producer", "stop_consumer", "kill_client")
+#: Faults that hold up nothing that is under way.
+_PROMPT = (*_FLOWING, *_CALM)
+
+
+def judge(plan: Plan, load: Load, faults: Faults) -> list[str]:
+    """Return what was seen while the run went on, and the first violation of each check."""
+    auditor = Auditor(plan, load, faults)
+    checks = [getattr(auditor, name) for name in vars(Auditor) if not name.startswith("_")]
+    return load.world.problems + [violation for check in checks for violation in itertools.islice(check(), 1)]
 
 
 class Auditor:
-    """Every generator here without an underscore is a check: it yields what breaks its promise."""
+    """Every method without an underscore is a check: it yields what breaks its promise."""
 
-    def __init__(self, world: World, plan: Plan, load: Load, faults: Faults) -> None:
-        self.world, self.plan, self.load, self.faults = world, plan, load, faults
-        self.timeout: float = plan.nsqd_options["msg_timeout"]
-        self.power_was_cut = bool(faults.happened.keys() & {"cut", "cut_at"})
-
-    def judge(self) -> list[str]:
-        """Return the first violation of each check, the gravest first, and all problems of processes."""
-        checks = [
-            check
-            for name, check in vars(Auditor).items()
-            if inspect.isgeneratorfunction(check) and not name.startswith("_")
-        ]
-        found = [violation for check in checks for violation in itertools.islice(check(self), 1)]
-        return [*found, *self._crashes(), *self._left(), *self.load.problems]
+    def __init__(self, plan: Plan, load: Load, faults: Faults) -> None:
+        self.world, self.plan, self.load, self.faults = load.world, plan, load, faults
+        self._timeout: float = plan.nsqd_options["msg_timeout"]
+        self.power_was_cut = any(span.fault.kind.startswith("cut") for span in faults.spans)
 
     # Messages.
 
     def nothing_is_lost(self) -> Iterator[str]:
-        handled = {(each.key, each.channel) for each in self.load.handled if each.succeeded}
-        lost = [
-            f"{message.key.decode()} ({message.call}, confirmed {message.ended:.6f}) on {channel}"
-            for message in self.load.sent.values()
-            if message.state == "stored" and (self.plan.durable or not self._lossy(message.began, math.inf))
-            for channel in self.load.channels(message)
-            if (message.key, channel) not in handled
-        ]
-        if lost:
-            yield f"LOST {len(lost)} confirmed messages, the first: {lost[0]}"
+        for message, channel in self.load.undelivered():
+            if self.plan.durable or not self._lossy(message.began, math.inf):
+                what = f"{message.key!r} ({message.call}, confirmed {message.ended:.6f})"
+                yield f"LOST: {what} does not come on {channel}"
 
     def only_what_was_published_arrives(self) -> Iterator[str]:
         for each in self.load.handled:
@@ -89,7 +72,7 @@ class Auditor:
             if message is None or not message.defer:
                 continue
             early = message.began + message.defer - each.at
-            ended = math.inf if message.state == "perhaps" else message.ended
+            ended = message.ended if message.state == "stored" else math.inf
             unconfirmed = self._lossy(message.began, ended)
             if early > _EARLY and not unconfirmed and not self._due_times_lost(message.began, each.at):
                 yield f"EARLY by {early:.3f} s: {message.key!r}, deferred {message.defer:.3f} s"
@@ -97,30 +80,23 @@ class Auditor:
     def nothing_requeued_is_early(self) -> Iterator[str]:
         """The delay of a REQ holds, also over restarts, and over kills once nsqd has it."""
         durable, synced_in = self.plan.durable, self.plan.nsqd_options["sync_timeout"] * self.power_was_cut
-        for earlier, each in self._repeated("message_id", "channel"):
-            before, delivery = earlier[-1], self._delivery(earlier[-1])
-            early = before.ended + before.requeued_for - each.at
-            if before.requeued_for <= 0 or each.attempts > before.attempts + 1 or delivery is None:
-                continue
-            if early <= _EARLY or each.at <= before.ended:
-                continue
-            attempts = itertools.pairwise(one.attempts for one in (*earlier, each))
-            older_records = self.power_was_cut and not durable  # which the power cut may have left
-            if older_records and any(later <= former for former, later in attempts):
+        if self.power_was_cut and not durable:  # it may have left older records
+            return
+        for before, each in self._repeated("message_id", "channel"):
+            early, delivery = before.ended + before.requeued_for - each.at, self._deliveries.get(before)
+            again = before.ended < each.at and each.attempts <= before.attempts + 1
+            if before.requeued_for <= 0 or early <= _EARLY or not again or delivery is None:
                 continue
             trips = self._trips(before.ended, each.at)  # until nsqd has got it
             said = delivery.conversation
             refused = any(b"E_REQ_FAILED" in piece for _, piece in said.answered)  # perhaps another one
-            came = not refused and any(
-                (verb, what) == (b"REQ", each.message_id)
-                and before.ended <= at < before.ended + trips
-                and at + trips < said.closed_at
-                for at, verb, what in said.commands
-            )
+            # A later answer is to a further delivery.
+            limit = min(before.ended + trips, each.at, said.closed_at - trips)
+            in_time = before.ended <= delivery.ended < limit
             # Without --durable a kill loses a delay that is in memory only.
             until = before.ended + trips + synced_in if durable else each.at
             lost = self._lossy(delivery.at, max(until, each.at) if self.faults.disk_failed else until)
-            if came and not lost and not self._due_times_lost(delivery.at, each.at):
+            if in_time and not (refused or lost or self._due_times_lost(delivery.at, each.at)):
                 yield f"EARLY by {early:.3f} s after REQ: {each.key!r} on {each.channel}"
 
     def attempts_count_up(self) -> Iterator[str]:
@@ -134,51 +110,46 @@ class Auditor:
 
     def channels_stay(self) -> Iterator[str]:
         """Channels that were made long before a kill are there after it, and deleted ones are not."""
-        plan = self.plan
-        # Seconds within which nsqd has got what a client sends, unless a fault is at work.
-        late = self.faults.stood + sum(hold.seconds for hold in plan.holds) + 20 * plan.delay + 0.1
-        late += 20 * plan.lag_longest * (plan.lag_share > 0)
         for (nsqd, topic, channel), (there, at) in self.load.guests.items():
-            lost = self._lossy(at - late, at + late + plan.nsqd_options["sync_timeout"])
-            agree = there == ((nsqd.name, topic, channel) in self.load.rosters)
+            late = self._trips(at - 5, at + 5)
+            lost = self._lossy(at - late, at + late + self.plan.nsqd_options["sync_timeout"])
+            agree = there == (channel in self.load.rosters[nsqd].get(topic, ()))
             if not (agree or lost or self.faults.disk_failed):
                 yield f"ROSTER of {nsqd.name}: {topic}/{channel} is {'not ' * there}there since {at:.3f}"
 
     def nothing_comes_twice(self) -> Iterator[str]:
         """With nothing broken, only what was not handled within its timeout comes again."""
         in_batch = self.plan.batch * self.plan.slow_seconds * 1.5 * bool(self.plan.slow)
-        for earlier, each in self._repeated("key", "channel") if self.plan.calm else ():
-            ended = earlier[-1].ended
-            answered = ended + in_batch + self._trips(ended, ended + 1)
-            if (delivery := self._delivery(earlier[-1])) and answered < delivery.at + self.timeout:
+        for before, each in self._repeated("key", "channel") if self.plan.calm else ():
+            answered = before.ended + in_batch + self._trips(before.ended, before.ended + 1)
+            if (delivery := self._deliveries.get(before)) and answered < delivery.at + self._timeout:
                 yield f"TWICE although nothing was broken: {each.key!r} on {each.channel}"
 
     def nothing_is_stored_twice(self) -> Iterator[str]:
         """A publish is one message: it is sent again only if it is surely not stored."""
         if self.plan.client_options.get("retry_uncertain"):
             return
-        for earlier, each in self._repeated("key", "channel"):
-            ids = [one.message_id for one in earlier]
-            if each.message_id not in ids and each.key in self.load.sent:
-                yield f"STORED twice: {each.key!r} on {each.channel}: {ids[0]!r}, {each.message_id!r}"
+        for before, each in self._repeated("key", "channel"):
+            ids = [before.message_id, each.message_id]
+            if ids[0] != ids[1] and each.key in self.load.sent:
+                yield f"STORED twice: {each.key!r} on {each.channel}: {ids}"
 
     def nothing_finished_comes_again(self) -> Iterator[str]:
         """What was finished comes again only if a fault can have kept the FIN from nsqd, or from its disk."""
         if self.plan.batch or self.faults.disk_failed:  # one message that fails has a whole batch come again
             return
-        unclean = {id(call.by) for call in self.load.calls if call.what == "stop" and not call.clean}
-        for earlier, each in self._repeated("message_id", "channel", "nsqd"):
-            finished = [(one, came) for one in earlier if one.succeeded and (came := self._delivery(one))]
-            if not finished:
+        unclean = [call.process for call in self.load.calls if call.what == "stop" and not call.result]
+        for before, each in self._repeated("message_id", "channel", "nsqd"):
+            delivery = self._deliveries.get(before)
+            if not before.succeeded or delivery is None:
                 continue
-            before, delivery = finished[-1]
             late = 1 + self._stood(before.at - 5, before.ended + 5)
             if (
-                id(before.by) not in unclean
+                before.by not in unclean
                 and late < 1 + _SILENCE
                 and each.attempts > before.attempts
                 and before.ended < each.at
-                and before.ended - delivery.at + late < self.timeout
+                and before.ended - delivery.at + late < self._timeout
                 and not self._disturbed(before.at - late, before.ended + late)
                 and not self._lossy(before.at, each.at)
             ):
@@ -227,8 +198,7 @@ class Auditor:
                 # An RDY may leave before the smaller one of another connection does.
                 since = min(since, at) if sum(asked) > max(budget, len(asked)) else math.inf
                 used = in_flight.total() - in_flight[number] + count
-                too_large = grows and used > budget and client not in self.load.adjusted
-                if too_large and not self._stood(at - 2, at + 1, client):
+                if grows and used > budget and not self._stood(at - 2, at + 1, client):
                     yield f"RDY {count} of {client} at {at:.6f}: {used} may be in flight, not {budget}"
 
     def _windows_and_messages(self, client: str) -> list[tuple[float, int, int, int]]:
@@ -240,7 +210,7 @@ class Auditor:
             said = [(at, what) for at, verb, what in each.commands if verb in (b"RDY", b"CLS")]
             events += [(at, 1, number, int(count)) for at, count in (*said, (each.closed_at, 0))]
             for delivery in each.deliveries:
-                ended = min(delivery.left, delivery.at + self.timeout - 1)
+                ended = min(delivery.left, delivery.at + self._timeout - 1)
                 known = delivery.at + 2 * self.plan.delay + 0.1
                 delayed = self._disturbed(delivery.at, known, _PROMPT)
                 if ended > known and not (delivery.touched or delayed):
@@ -279,8 +249,8 @@ class Auditor:
 
     def answers_leave_soon(self) -> Iterator[str]:
         """What a handler has done is answered at once, and before nsqd gives it to another consumer."""
-        for handled, delivery in self._deliveries():
-            left = min(delivery.left, delivery.at + self.timeout - 1)
+        for handled, delivery in self._deliveries.items():
+            left = min(delivery.left, delivery.at + self._timeout - 1)
             if self.plan.batch or not handled.succeeded or left <= handled.ended:
                 continue
             by = handled.ended + self._trips(handled.ended, handled.ended + 1)
@@ -290,10 +260,11 @@ class Auditor:
     def timeouts_end_deliveries(self) -> Iterator[str]:
         """What is not answered in time comes again, though its consumer stays connected."""
         came = defaultdict[bytes, list[float]](list)
-        for (_, _, message_id, _), deliveries in self._delivered.items():
-            came[message_id] += [each.at for each in deliveries]
-        for handled, delivery in self._deliveries():
-            due = delivery.at + self.timeout
+        for said in self.world.conversations:
+            for each in said.deliveries:
+                came[each.message_id].append(each.at)
+        for handled, delivery in self._deliveries.items():
+            due = delivery.at + self._timeout
             if delivery.left < due:
                 continue
             by = due + 2.0 + 2 * self._stood(delivery.at, due + 2.0)
@@ -315,14 +286,14 @@ class Auditor:
             took, name, since = call.ended - call.began, call.process.name, call.began - _FOUND_AGAIN
             stood = self._stood(since, call.ended)
             late = took > call.timeout - 0.5 - stood or stood > _SILENCE
-            if late or self._disturbed(since, call.ended, _UNBROKEN):
+            if late or self._disturbed(since, call.ended, (*_PROMPT, "slow")):
                 continue
             if not call.result:
                 yield f"STOP of {name} at {call.began:.6f} took {took:.3f} s: {call.result}"
             for conversation in self._conversations(name):
                 if call.began < conversation.closed_at <= call.ended + 1:
                     for each in conversation.deliveries:
-                        if each.ended == math.inf and each.at + self.timeout > call.ended:
+                        if each.ended == math.inf and each.at + self._timeout > call.ended:
                             yield f"STOP of {name} at {call.began:.6f} left {each.message_id!r}"
 
     # Clients.
@@ -341,7 +312,7 @@ class Auditor:
         messages = [message for message in self.load.sent.values() if message.call != "http"]
         ended = Counter((id(message.by), message.state) for message in messages)
         for process, made, stats, at in self.load.counted:
-            handled = sum(each.succeeded for each in self.load.handled if each.by is made)
+            handled = sum(each.succeeded for each in self.load.handled if each.by is process)
             stored, perhaps = ended[id(made), "stored"], ended[id(made), "perhaps"]
             if hasattr(stats, "finished"):
                 left = stats.in_flight or stats.waiting
@@ -357,21 +328,10 @@ class Auditor:
 
     # Processes.
 
-    def _crashes(self) -> Iterator[str]:
-        for process in self.world.processes:
-            yield from (f"CRASHED: {crash}" for crash in process.crashed)
-        for daemon in self.world.daemons:
-            yield from (f"LOGGED by {daemon.name}: {bug}" for bug in daemon.bugs())
-        for line in self.world.logged:
-            if "bug of ours" in line or ("Traceback" in line and "a handler that fails" not in line):
-                yield f"LOGGED by a client: {line}"
-                break
-        yield from (f"DAEMON {text}" for text in (*self.faults.not_started, *self.faults.unclean))
-
-    def _left(self) -> Iterator[str]:
-        """Return the threads and descriptors that are left."""
+    def nothing_is_left(self) -> Iterator[str]:
+        """All threads have ended, and all descriptors are closed."""
         # The garbage collector, which is off, closes the socket of an HTTP request that was interrupted.
-        freed = self.faults.happened.keys() & {"interrupt", "storm"}
+        freed = any(span.fault.kind == "storm" for span in self.faults.spans)
         for process in self.world.processes:
             if not process.alive or process is self.world.here:
                 continue
@@ -432,36 +392,31 @@ class Auditor:
 
     # What belongs together.
 
-    def _repeated(self, *names: str) -> Iterator[tuple[list[Handled], Handled]]:
-        """Yield each message that a handler got, with those before it that agree in these fields."""
-        before = defaultdict[Any, list[Handled]](list)
+    def _repeated(self, *names: str) -> Iterator[tuple[Handled, Handled]]:
+        """Yield what a handler got, and the next one that agrees with it in these fields."""
+        before = dict[Any, Handled]()
         for each in self.load.handled:
-            if earlier := before[attrgetter(*names)(each)]:
-                yield earlier, each
-            earlier.append(each)
+            same = attrgetter(*names)(each)
+            if same in before:
+                yield before[same], each
+            before[same] = each
 
     def _conversations(self, client: str) -> list[Conversation]:
         return [each for each in self.world.conversations if each.client == client]
 
-    def _deliveries(self) -> Iterator[tuple[Handled, Delivery]]:
-        """Yield each message that a handler got, with what brought it."""
-        for handled in self.load.handled:
-            # A damaged message may have the id of another one.
-            if handled.key in self.load.sent and (delivery := self._delivery(handled)):
-                yield handled, delivery
-
-    def _delivery(self, handled: Handled) -> Delivery | None:
-        """Return what brought a message that a handler got."""
-        what = (handled.client, handled.nsqd, handled.message_id, handled.attempts)
-        came = [each for each in self._delivered.get(what, ()) if each.at <= handled.at]
-        return came[-1] if came else None
-
     @functools.cached_property
-    def _delivered(self) -> dict[tuple[str, str, bytes, int], list[Delivery]]:
-        found = defaultdict(list)
+    def _deliveries(self) -> dict[Handled, Delivery]:
+        """What brought each message that a handler got."""
+        sent = defaultdict[Any, list[Delivery]](list)
         for said in self.world.conversations:
             for each in said.deliveries:
-                found[said.client, said.address, each.message_id, each.attempts].append(each)
+                sent[said.client, said.address, each.message_id, each.attempts].append(each)
+        found = {}
+        for handled in self.load.handled:
+            what = (handled.by.name, handled.nsqd, handled.message_id, handled.attempts)
+            came = [each for each in sent[what] if each.at <= handled.at]
+            if came and handled.key in self.load.sent:  # a damaged message may have the id of another one
+                found[handled] = came[-1]
         return found
 
 

@@ -76,7 +76,7 @@ class _Transform(ast.NodeTransformer):
     def __init__(self) -> None:
         #: The function and the line of each statement before which a thread can be preempted.
         self.sites: list[tuple[str, int]] = []
-        self._scopes: list[str] = []
+        self._scopes: list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef] = []
 
     def visit_Set(self, node: ast.Set) -> ast.expr:
         self.generic_visit(node)
@@ -93,39 +93,30 @@ class _Transform(ast.NodeTransformer):
         return node
 
     def visit(self, node: ast.AST) -> Any:
-        if not isinstance(node, _SCOPES):
-            return super().visit(node)
-        self._scopes.append(node.name)
-        self.generic_visit(node)
-        if not isinstance(node, ast.ClassDef):
-            self._interrupt(node)
-        self._scopes.pop()
-        return node
-
-    def _interrupt(self, node: ast.AST) -> None:
-        """Put a place for a preemption before each statement in the blocks of a function or statement."""
-        for name in ("body", "orelse", "finalbody"):
-            block: list[ast.stmt] = getattr(node, name, [])
-            block[:] = list(self._with_places(block))
-        for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-            self._interrupt(part)
+        if isinstance(node, _SCOPES):
+            self._scopes.append(node)
+        if self._scopes and not isinstance(self._scopes[-1], ast.ClassDef):
+            for name in ("body", "orelse", "finalbody"):
+                if isinstance(block := getattr(node, name, None), list):
+                    block[:] = list(self._with_places(block))
+        made = super().visit(node)
+        if isinstance(node, _SCOPES):
+            self._scopes.pop()
+        return made
 
     def _with_places(self, block: list[ast.stmt]) -> Iterator[ast.stmt]:
+        """Put a place for a preemption before each statement of a block."""
         for statement in block:
-            if isinstance(statement, _SCOPES):
-                yield statement
-                continue
             is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-            if not (is_text or isinstance(statement, (ast.Global, ast.Nonlocal, ast.Pass))):
+            if not (is_text or isinstance(statement, (*_SCOPES, ast.Global, ast.Nonlocal, ast.Pass))):
                 place = f"_marked[{len(self.sites)}]"
                 call = f"(_due() or {place}) and _statement(__name__, {len(self.sites)}, {place})"
-                self.sites.append((".".join(self._scopes), statement.lineno))
+                self.sites.append((".".join(scope.name for scope in self._scopes), statement.lineno))
                 made = ast.parse(call).body[0]
                 for node in ast.walk(made):  # for tracebacks
                     ast.copy_location(node, statement)
                 yield made
             yield statement
-            self._interrupt(statement)
 
 
 def _as_set(items: ast.expr, where: ast.expr) -> ast.expr:

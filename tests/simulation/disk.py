@@ -84,8 +84,7 @@ class Disk:
     def __init__(self, host: str) -> None:
         self.host = host
         self.names: dict[str, File] = {}
-        self._durable_names: dict[str, File] = {}
-        self._journal: list[dict[str, File | None]] = []  # each step happens whole, or not
+        self._states: list[dict[str, File]] = [{}]  # the names at the last fsync, and after each step since
         #: They get an operation and a name before it happens; one that returns an errno has it fail. They may
         #: kill the process.
         self.hooks: list[Callable[[str, str], int]] = []
@@ -95,7 +94,7 @@ class Disk:
 
     def heal(self) -> None:
         """End all faults."""
-        self.capacity, self.short_writes = math.inf, 0.0
+        self.capacity = math.inf
         self.hooks.clear()
 
     @property
@@ -122,28 +121,21 @@ class Disk:
 
     def change_names(self, step: dict[str, File | None]) -> None:
         """Give names to files, or take names away (None), in one step."""
-        _rename(self.names, step)
-        self._journal.append(step)
+        for name, file in step.items():
+            self.names.pop(name, None)
+            if file is not None:
+                self.names[name] = file
+        self._states.append(dict(self.names))
 
     def sync_names(self) -> None:
-        self._durable_names, self._journal = dict(self.names), []
+        self._states = [dict(self.names)]
 
     def cut_power(self, chance: random.Random | None) -> None:
         """Forget some of what was not fsynced; without ``chance``, every other sector."""
-        names = dict(self._durable_names)
-        for step in self._journal[: chance.randint(0, len(self._journal)) if chance else None]:
-            _rename(names, step)
-        self.names = names
+        self.names = chance.choice(self._states) if chance else self._states[-1]
         self.sync_names()
-        for file in dict.fromkeys(names.values()):
+        for file in dict.fromkeys(self.names.values()):
             file.cut_power(chance)
-
-
-def _rename(names: dict[str, File], step: dict[str, File | None]) -> None:
-    for name, file in step.items():
-        names.pop(name, None)
-        if file is not None:
-            names[name] = file
 
 
 disks: dict[str, Disk] = {}
@@ -183,8 +175,8 @@ class Open(io.RawIOBase):
         return bytes(self.file.content[offset : offset + size])
 
     def pwrite(self, data: Any, offset: int) -> int:
-        """Write all, less if the disk fills up or writes short, or nothing and raise an error. There is no
-        error with a part written: the kernel reports the part instead.
+        """Write all, or less if the disk fills up or faults are aimed at it, or nothing and raise an error.
+        There is no error with a part written: the kernel reports the part instead.
         """
         disk, data, chance = self.disk, bytes(data), scheduler.chance
         disk.before("pwrite", self.name)
@@ -195,7 +187,7 @@ class Open(io.RawIOBase):
             if not data:
                 scheduler.story(f"{disk.host} disk: {self.name}: no space left")
                 raise _error(errno.ENOSPC, self.name)
-        if len(data) > 1 and disk.short_writes and chance.random() < disk.short_writes:
+        if len(data) > 1 and disk.hooks and chance.random() < 0.3:
             data = data[: chance.randint(1, len(data) - 1)]
         scheduler.note("pwrite", offset, data)
         self.file.change(offset, data)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import errno
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, partialmethod
-from typing import Any
 
 from tests.simulation import threads
 from tests.simulation.disk import CHANGES
-from tests.simulation.load import TIMEOUTS, Client, Interrupted, Load
+from tests.simulation.load import TIMEOUTS, Client, Load
 from tests.simulation.network import End, Host, network
-from tests.simulation.plan import Fault
+from tests.simulation.plan import OF_DISKS, Fault
 from tests.simulation.scheduler import scheduler
-from tests.simulation.world import Daemon, Nsqd, World
+from tests.simulation.world import Daemon, Nsqd
 
 _FOUND_AGAIN = 5.0  # seconds after which clients have found an nsqd again
 
@@ -34,24 +32,18 @@ class Faults:
     mends it. What it needs of the package, it does on a thread of the client's process.
     """
 
-    def __init__(self, world: World, nsqds: Sequence[Nsqd], lookupds: Sequence[Daemon], load: Load) -> None:
-        self.world, self.nsqds, self.lookupds, self.load = world, nsqds, lookupds, load
+    def __init__(self, load: Load) -> None:
+        self.world, self.nsqds, self.lookupds, self.load = load.world, load.nsqds, load.lookupds, load
         self.mended = False
         self._flapping: set[tuple[str, str]] = set()  # consumers, with the address of the nsqd
         # For the auditor.
-        self.happened: dict[str, int] = {}  # how many of each kind
         self.spans: list[Span] = []
         self.lossy: list[float] = []  # when an nsqd was killed or lost power: its memory is lost
         self.stopped: list[float] = []  # when an nsqd had stopped
-        self.stood = 0.0  # seconds for which processes stood still
-        self.disk_failed = False
         self.clock_set: list[float] = []  # when the wall clock of an nsqd was set
-        self.not_started: list[str] = []  # starts that failed although the disk worked
-        self.unclean: list[str] = []
 
     def do(self, fault: Fault) -> None:
         """Begin a fault."""
-        self.happened[fault.kind] = self.happened.get(fault.kind, 0) + 1
         scheduler.story(f"fault {fault}")
         scheduler.note("fault", fault.kind, fault.number)
         span = Span(fault, scheduler.now)
@@ -77,11 +69,15 @@ class Faults:
         if not fault.number % 2:
             self._then(fault)
 
+    @property
+    def disk_failed(self) -> bool:
+        """Whether an operation on a disk may have failed until now."""
+        return any(span.fault.kind in OF_DISKS for span in self.spans)
+
     def fill(self) -> None:
-        """Fill all disks until they are mended again."""
-        self.mended, self.disk_failed = False, True
-        for nsqd in self.nsqds:
-            nsqd.disk.capacity = 0  # other programs take what nsqd frees
+        """Fill the disk until it is mended again."""
+        self.mended = False
+        self.do(Fault(scheduler.now, "full", lasts=math.inf))
 
     def mend(self, seconds: float) -> None:
         """Mend everything, and wait until all daemons run again."""
@@ -89,8 +85,8 @@ class Faults:
         network.mend()
         for nsqd in self.nsqds:
             nsqd.disk.heal()
-            if nsqd.process is not None and nsqd.process.clock_error:
-                nsqd.process.clock_error = 0.0
+            if nsqd.host.clock_error:
+                nsqd.host.clock_error = 0.0
                 self.clock_set.append(scheduler.now)
         self.world.until(lambda: all(span.ended < math.inf for span in self.spans), seconds)
         for nsqd in self.nsqds:
@@ -110,7 +106,7 @@ class Faults:
             if self.mended and isinstance(daemon, Nsqd):
                 daemon.disk.heal()
             threads.sleep(0.2)
-        self.not_started.append(f"{daemon.name}: {daemon.failure}")
+        self.world.problems.append(f"DAEMON {daemon.name} does not start: {daemon.failure}")
 
     def _end(self, end: Callable[[Nsqd], None], fault: Fault, nsqd: Nsqd) -> None:
         if nsqd.running:
@@ -145,14 +141,13 @@ class Faults:
     def restart(self, fault: Fault, nsqd: Nsqd, drain: bool = False) -> None:
         if not nsqd.running or nsqd.stopping:
             return
-        failed_before = self.disk_failed
         if not nsqd.stop(drain=drain):
-            self.unclean.append(f"{nsqd.name} did not stop")
+            self.world.problems.append(f"DAEMON {nsqd.name} did not stop")
             nsqd.kill()
         elif nsqd.stopped_cleanly is False:
             self.lossy.append(scheduler.now)
-            if not (failed_before or self.disk_failed):
-                self.unclean.append(f"{nsqd.name} stopped and lost something, although the disk works")
+            if not self.disk_failed:
+                self.world.problems.append(f"DAEMON {nsqd.name} did not stop cleanly")
         self.stopped.append(scheduler.now)
         if fault.kind == "move":
             network.move(nsqd.host)
@@ -178,15 +173,12 @@ class Faults:
         """Stop a process for a while, as SIGSTOP does."""
         daemons = [daemon.process for daemon in (*self.nsqds, *self.lookupds) if daemon.running]
         processes = [*daemons, *(process for process in self.world.clients if process.alive)]
-        if process := processes[fault.number % len(processes)]:
-            self.stood += fault.lasts
-            process.stop(fault.lasts)
-            self._wait(fault)
+        processes[fault.number % len(processes)].stop(fault.lasts)
+        self._wait(fault)
 
     def clock(self, fault: Fault, nsqd: Nsqd) -> None:
-        if nsqd.process is not None:
-            self.clock_set.append(scheduler.now)
-            nsqd.process.clock_error += (fault.number % 3 - 1) * 10 * fault.lasts
+        self.clock_set.append(scheduler.now)
+        nsqd.host.clock_error += (fault.number % 3 - 1) * 10 * fault.lasts
 
     # The network.
 
@@ -203,32 +195,27 @@ class Faults:
         network.watch = look
         self.world.until(lambda: broken or self.mended, 1.0)
 
-    @contextmanager
-    def _links(self, nsqd: Nsqd, others: Sequence[Host] = (), **values: object) -> Iterator[None]:
-        """Change the links of an nsqd, to some other hosts or to all, and mend them."""
+    def silence(self, fault: Fault, nsqd: Nsqd, others: Sequence[Host] = ()) -> None:
+        """Have what an nsqd and other hosts send each other arrive late, or only at the end."""
         others = others or [host for host in network.hosts.values() if host is not nsqd.host]
         links = [network.link(nsqd.host, other) for other in others]
         for link in links:
-            vars(link).update(values)
-        yield
+            if fault.kind == "slow":
+                link.delay = (0.03, 0.2, 1.0)[fault.number % 3]
+            else:
+                link.silent = True
+        self._wait(fault)
         for link in links:
             link.mend()
 
-    def silence(self, fault: Fault, nsqd: Nsqd) -> None:
-        with self._links(nsqd, silent=True):
-            self._wait(fault)
-
-    def slow(self, fault: Fault, nsqd: Nsqd) -> None:
-        with self._links(nsqd, delay=(0.03, 0.2, 1.0)[fault.number % 3]):
-            self._wait(fault)
+    slow = silence
 
     def unlisted(self, fault: Fault, nsqd: Nsqd) -> None:
         """Cut an nsqd off from the nsqlookupds, while topics come and go."""
         hosts = [lookupd.host for lookupd in self.lookupds]
-        with self._links(nsqd, hosts, silent=True):
-            for end in [end for end in nsqd.host.ends if end.peer is not None and end.peer.host in hosts]:
-                network.reset(end)
-            self._wait(fault)
+        for end in [end for end in nsqd.host.ends if end.peer is not None and end.peer.host in hosts]:
+            network.reset(end)
+        self.silence(fault, nsqd, hosts)
         self.world.until(lambda: self.load.listed(nsqd), 20.0, every=0.002)
         for number in range(fault.number, fault.number + 20):  # while it registers
             self.guests(Fault(fault.at, "guests", number, 0.002), nsqd)
@@ -236,8 +223,8 @@ class Faults:
     # Disks.
 
     def full(self, fault: Fault, nsqd: Nsqd) -> None:
-        self.disk_failed = True
-        nsqd.disk.capacity = nsqd.disk.used + fault.number * 10
+        # With the number 0 other programs take what nsqd frees.
+        nsqd.disk.capacity = nsqd.disk.used + fault.number * 10 if fault.number else 0
         self._wait(fault)
         nsqd.disk.capacity = math.inf
 
@@ -250,16 +237,10 @@ class Faults:
         self._fail(fault, nsqd, lambda operation, _: code if operation in CHANGES and chance() < 0.4 else 0)
 
     def _fail(self, fault: Fault, nsqd: Nsqd, hook: Callable[[str, str], int]) -> None:
-        self.disk_failed = True
         nsqd.disk.hooks.append(hook)
         self._wait(fault)
         with suppress(ValueError):  # everything is mended
             nsqd.disk.hooks.remove(hook)
-
-    def short_writes(self, fault: Fault, nsqd: Nsqd) -> None:
-        nsqd.disk.short_writes = 0.3
-        self._wait(fault)
-        nsqd.disk.short_writes = 0.0
 
     # Clients.
 
@@ -267,118 +248,65 @@ class Faults:
         """Interrupt the next calls of users."""
         self.load.interrupts += 5 * fault.number
 
-    def interrupt(self, fault: Fault, _nsqd: Nsqd) -> None:
-        """Have signal handlers run in users' threads: they raise, or they publish."""
-        number, chance, topic = fault.number, random.Random(fault.number), next(iter(self.load.plan.topics))
-        users = [(each, user) for each in self.load.producers for user in each.threads[1:] if user.alive]
-
-        def publish(client: Client) -> None:
-            with suppress(Interrupted):
-                self.load.publish_once(client, chance, "publish_async", topic, 2.0, [])
-
-        def fail(_client: Client) -> None:
-            raise Interrupted
-
-        for again in range(number % 5 + 1 if users else 0):
-            client, thread = users[(number + again) % len(users)]
-            scheduler.interrupt(thread, partial(fail if number % 3 else publish, client))
-            threads.sleep(self.load.chance.expovariate(20))
-
-    def _in_consumer(self, fault: Fault, work: Callable[[Client, Any], None]) -> Client | None:
-        """Have a thread of some consumer's process do something; return the consumer, if there is one."""
-        working = [client for client in self.load.consumers if client.working]
-        if not working:
-            return None
-        client = working[fault.number % len(working)]
-        scheduler.start(lambda: work(client, client.made), fault.kind, client.process)
-        return client
-
-    def adjust(self, fault: Fault, _nsqd: Nsqd) -> None:
-        """Pause a consumer for a while, or give it another max_in_flight."""
-
-        def work(client: Client, consumer: Any) -> None:
-            if fault.number % 2:
-                consumer.pause()
-                self.world.until(lambda: self.load.over, fault.lasts)
-                consumer.resume()
-            else:
-                name, most = client.process.name, fault.number % 7 + 1
-                self.load.budgets[name] = max(self.load.budgets[name], most)
-                self.load.adjusted.append(name)
-                consumer.set_max_in_flight(most)
-
-        self._in_consumer(fault, work)
+    def _one_of(self, clients: Sequence[Client], fault: Fault) -> Client | None:
+        """Choose a client that works, if there is one."""
+        working = [client for client in clients if client.working]
+        return working[fault.number % len(working)] if working else None
 
     def flap(self, fault: Fault, nsqd: Nsqd) -> None:
         """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
-        done = list[None]()
+        client, chance = self._one_of(self.load.consumers, fault), self.load.chance
+        if client is None or len(self.nsqds) == 1 or self.load.plan.found_by_lookup:
+            return
+        consumer, flapped = client.made, (client.process.name, nsqd.tcp_address)
 
-        def work(client: Client, consumer: Any) -> None:
-            address, chance = nsqd.tcp_address, self.load.chance
-            flapped = (client.process.name, address)
-            if flapped not in self._flapping:
-                self._flapping.add(flapped)
-                consumer.wait_until_connected(1.0)
-                for again in range(fault.number % 8, -1, -1):
-                    with suppress(self.load.nsq.UsageError):  # another one has removed it already
-                        consumer.remove_nsqd(address)
-                    threads.sleep(chance.choice((0.0, 0.001, 0.05)) if again else fault.lasts + 1)
-                    if not again:
-                        self.load.removed.append((*flapped, scheduler.now))
-                    consumer.add_nsqd(address)
-                    threads.sleep(5 * network.delay * chance.random())
-                self._flapping.discard(flapped)
-            done.append(None)
+        def work() -> None:
+            consumer.wait_until_connected(1.0)
+            for again in range(fault.number % 8, -1, -1):
+                consumer.remove_nsqd(nsqd.tcp_address)
+                threads.sleep(chance.choice((0.0, 0.001, 0.05)) if again else fault.lasts + 1)
+                if not again:
+                    self.load.removed.append((*flapped, scheduler.now))
+                consumer.add_nsqd(nsqd.tcp_address)
+                threads.sleep(5 * network.delay * chance.random())
 
-        if len(self.nsqds) > 1 and not self.load.plan.found_by_lookup:
-            client = self._in_consumer(fault, work)
-            self.world.until(lambda: done or client is None or not client.process.alive, 60.0)
+        if flapped not in self._flapping:
+            self._flapping.add(flapped)
+            thread = scheduler.start(work, fault.kind, client.process)
+            self.world.until(lambda: not thread.alive, math.inf)
+            self._flapping.discard(flapped)
 
     def late(self, _fault: Fault, _nsqd: Nsqd) -> None:
         self.load.begin_late()
 
     def close_producer(self, fault: Fault, _nsqd: Nsqd) -> None:
         """Have a program go on with another producer, and close the one it has."""
-        client = self.load.producers[fault.number % len(self.load.producers)]
 
-        def work() -> None:
-            made = client.make()
+        def work(client: Client) -> None:
+            made = self.load.new_producer()
             before, client.made = client.made, made
             self.load.ended("close", before, TIMEOUTS[fault.number % len(TIMEOUTS)])
 
-        if client.working:
-            scheduler.start(work, fault.kind, client.process)
+        if client := self._one_of(self.load.producers, fault):
+            scheduler.start(partial(work, client), fault.kind, client.process)
 
     def stop_consumer(self, fault: Fault, _nsqd: Nsqd) -> None:
         """Stop a consumer, and have another one begin after a while."""
 
-        def work(client: Client, consumer: Any) -> None:
-            self.load.ended("stop", consumer, TIMEOUTS[fault.number % len(TIMEOUTS)])
+        def work(client: Client) -> None:
+            self.load.ended("stop", client.made, TIMEOUTS[fault.number % len(TIMEOUTS)])
             self.world.until(lambda: self.load.over, fault.lasts)
-            client.made = client.make()
-            client.made.start()
-            client.stopping = False
+            self.load.replace(client)
 
-        if client := self._in_consumer(fault, work):
+        if client := self._one_of(self.load.consumers, fault):
             client.stopping = True
+            scheduler.start(partial(work, client), fault.kind, client.process)
 
     def kill_client(self, fault: Fault, _nsqd: Nsqd) -> None:
-        load = self.load
-        clients = [client for client in (*load.producers, *load.consumers) if client.process.alive]
-        client = clients[fault.number % len(clients)]
-        if not client.working or load.over:
-            return
-        self.world.kill_process(client.process)
-        load.gone.append(client)
-        for message in load.sent.values():
-            if message.state == "pending" and message.client == client.process.name:
-                message.state = "perhaps"
-        if client in load.consumers:
-            load.consumers.remove(client)
-            load.begin_consumer(client.made.topic, client.made.channel)
-        else:
-            load.producers.remove(client)
-            load.begin_producer()
+        client = self._one_of([*self.load.producers, *self.load.consumers], fault)
+        if client is not None and not self.load.over:
+            self.world.kill_process(client.process)
+            self.load.replace(client)
 
     # Topics and channels.
 
@@ -408,24 +336,11 @@ class Faults:
             if there:
                 self.load.guests[guest] = (number % 3 == 0, scheduler.now)
 
-    def _channel(self, fault: Fault) -> tuple[str, str]:
-        """Choose a topic that is consumed, and one of its channels."""
-        topic, channels = list(self.load.plan.topics.items())[fault.number % len(self.load.plan.topics)]
-        return topic, channels[fault.number % len(channels)]
-
     def empty(self, fault: Fault, nsqd: Nsqd) -> None:
         """Empty a channel: it may lose what was published before."""
-        topic, channel = self._channel(fault)
+        topic, channels = list(self.load.plan.topics.items())[fault.number % len(self.load.plan.topics)]
+        channel = channels[fault.number % len(channels)]
         self.load.emptied[f"{topic}/{channel}"] = math.inf
         with suppress(self.load.nsq.NsqError):  # not answered: it may be carried out at any time
             self.load.api(nsqd).empty_channel(topic, channel)
             self.load.emptied[f"{topic}/{channel}"] = scheduler.now
-
-    def pause(self, fault: Fault, nsqd: Nsqd) -> None:
-        """Pause a topic or a channel for a while."""
-        names = self._channel(fault)[: 2 - fault.number % 2]
-        kind = ("topic", "channel")[len(names) - 1]
-        with suppress(self.load.nsq.NsqError):  # it is down: nothing to pause
-            getattr(self.load.api(nsqd), f"pause_{kind}")(*names)
-        threads.sleep(fault.lasts)
-        self.load.surely(nsqd, f"unpause_{kind}", *names)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,8 +34,7 @@ class Sent:
     began: float
     defer: float
     by: Any  # the producer
-    client: str
-    timeout: float = math.inf
+    timeout: float
     state: str = "pending"  # then stored, refused (surely not stored) or perhaps
     ended: float = 0.0
     error: str = ""
@@ -50,8 +50,7 @@ class Handled:
     nsqd: str
     message_id: bytes
     attempts: int
-    by: Any  # the consumer
-    client: str
+    by: Process  # it has one consumer
     succeeded: bool = False
     requeued_for: float = -1.0
     ended: float = 0.0
@@ -69,20 +68,13 @@ class Call:
     ended: float = 0.0  # so it stays if the call is interrupted
     result: Any = None
 
-    @property
-    def clean(self) -> bool:
-        """Whether a stop left nothing."""
-        return bool(self.result) and self.result != "interrupted"
-
 
 @dataclass(eq=False)
 class Client:
     """A program with a producer or a consumer."""
 
     process: Process
-    make: Callable[[], Any]
     made: Any = None
-    threads: list[Thread] = field(default_factory=list)
     stopping: bool = False
 
     @property
@@ -100,27 +92,24 @@ class Load:
         self.nsq, self._api = nsq, NsqdApi
         self.world, self.plan, self.nsqds, self.lookupds = world, plan, nsqds, lookupds
         self.chance = random.Random(f"load {plan.seed}")
-        self.numbers = iter(range(10**9))
+        self.numbers = itertools.count()  # of messages, and of topics that come and go
         self.over = False  # whether publishing ends, and no handler fails any more
         self.producers: list[Client] = []
         self.consumers: list[Client] = []
-        self.gone: list[Client] = []  # those that were killed
         self.interrupts = 0  # how many of the next calls are interrupted
-        self._begun: list[str] = []  # late and held topics that are consumed
-        self._brief: list[Thread] = []  # the main threads of clients that live briefly
-        self._hung: list[Any] = []  # consumers of which a handler hangs
+        self._late = plan.late  # whether the late topic has no channel yet
+        self._users: list[Thread] = []  # threads of users that publish, and of those that live briefly
+        self._hung: list[Process] = []  # consumers of which a handler hangs
         # For the auditor.
         self.sent: dict[bytes, Sent] = {}
         self.handled: list[Handled] = []
         self.calls: list[Call] = []
-        self.problems: list[str] = []
         self.counted: list[tuple[Process, Any, Any, float]] = []  # the last statistics of clients, with times
         self.emptied: dict[str, float] = {}  # when each channel was emptied for the last time
-        #: Channels, or topics, that were made or deleted: whether they are there, and since when.
+        #: Channels that were made or deleted: whether they are there, and since when.
         self.guests: dict[tuple[Nsqd, str, str], tuple[bool, float]] = {}
-        self.rosters: set[tuple[str, str, str]] = set()  # the channels at the end, by nsqd and topic
+        self.rosters: dict[Nsqd, dict[str, list[str]]] = {}  # the channels at the end
         self.budgets: dict[str, int] = {}  # max_in_flight by the name of the consumer's process
-        self.adjusted: list[str] = []  # those of which it was changed
         #: Consumers that had an nsqd removed, its address, and when they must be without it.
         self.removed: list[tuple[str, str, float]] = []
 
@@ -132,27 +121,16 @@ class Load:
                 self.surely(nsqd, "create_topic", topic)
                 for channel in channels:
                     self.surely(nsqd, "create_channel", topic, channel)
-                if topic in self.plan.held_topics:
+                if topic == "held":
                     self.surely(nsqd, "pause_topic", topic)
-            for number in range(self.plan.crowd):
-                self.surely(nsqd, "create_topic", f"crowd{number}")
-                self.guests[nsqd, f"crowd{number}", ""] = (True, scheduler.now)
-        # Without --durable a kill loses channels that are not in the list of topics yet.
-        last = [b'"%s"' % channels[-1].encode() for channels in self.plan.topics.values()]
-
-        def listed() -> bool:
-            files = [nsqd.disk.names.get("nsqd.dat") for nsqd in self.nsqds]
-            rosters = [b"" if file is None else bytes(file.content) for file in files]
-            return all(roster.count(name) >= last.count(name) for roster in rosters for name in last)
-
-        self.world.until(listed, 30.0)
+        threads.sleep(5.0)  # without --durable a kill loses channels that are not in the list of topics yet
         for _ in range(self.plan.producers):
             self.begin_producer()
         if not self.plan.backlog:
             self.begin_consumers()
-        for number in range(self.plan.brief):
-            process = self.world.client(f"brief{number}")
-            self._brief.append(scheduler.start(partial(self._live_briefly, number, process), "main", process))
+        for _ in range(self.plan.brief):
+            process = self.world.client("brief")
+            self._users.append(scheduler.start(partial(self._live_briefly, process), "main", process))
 
     def begin_consumers(self) -> None:
         for topic, channels in self.plan.topics.items():
@@ -162,16 +140,11 @@ class Load:
 
     def begin_late(self) -> None:
         """Begin to consume the topics that had no channel, or were paused, until now."""
-        for topic in self.plan.held_topics:
-            # At the end once more: a kill may have come before that was on a disk which failed.
-            if topic not in self._begun or self.over:
-                self._begun.append(topic)
-                for nsqd in self.nsqds:
-                    self.surely(nsqd, "unpause_topic", topic)
-        for topic in self.plan.late_topics:
-            if topic not in self._begun:
-                self._begun.append(topic)
-                self.begin_consumer(topic, "late")
+        for nsqd in self.nsqds if self.plan.held else ():
+            self.surely(nsqd, "unpause_topic", "held")
+        if self._late:
+            self._late = False
+            self.begin_consumer("late", "late")
 
     def api(self, nsqd: Nsqd) -> Any:
         return self._api(nsqd.http_address, timeout=3.0)
@@ -193,46 +166,45 @@ class Load:
     # Publishing.
 
     def begin_producer(self) -> None:
-        name = f"producer{len(self.producers) + len(self.gone)}"
-        client = Client(self.world.client(name), lambda: self.nsq.Producer(**self._options()))
+        client = Client(self.world.client("producer"))
         self.producers.append(client)
 
         def begin() -> None:
-            client.made = client.make()
-            for number in range(self.plan.publishers):
-                user = partial(self._publish, client, self.chance.random())
-                client.threads.append(threads.Thread(target=user, name=f"user{number}"))
-                client.threads[-1].start()
+            client.made = self.new_producer()
+            self._begin_users(client, self.plan.publishers, self.chance, math.inf)
 
-        client.threads.append(scheduler.start(begin, "main", client.process))
+        self._users.append(scheduler.start(begin, "main", client.process))
 
-    def _publish(self, client: Client, seed: float, until: float = math.inf) -> None:
+    def _begin_users(self, client: Client, count: int, chance: random.Random, until: float) -> None:
+        for number in range(count):
+            user = partial(self._publish, client, chance.random(), until)
+            self._users.append(scheduler.start(user, f"user{number}", client.process))
+
+    def new_producer(self) -> Any:
+        return self.nsq.Producer(**self._options())
+
+    def _publish(self, client: Client, seed: float, until: float) -> None:
         chance = random.Random(seed)
         calls, weights = list(self.plan.calls), list(self.plan.calls.values())
         futures: list[tuple[Any, list[Sent]]] = []
         while not self.over and len(self.sent) < _MOST and scheduler.now < until:
-            call = chance.choices(calls, weights)[0]
-            topic = chance.choice([*self.plan.topics, *self.plan.late_topics])
-            timeout = chance.choice((0.3, 2.0, 10.0))
             with suppress(Interrupted):
-                self.publish_once(client, chance, call, topic, timeout, futures)
-            with suppress(Interrupted):
-                if chance.random() < 1 / self.plan.burst:
-                    seconds = chance.expovariate(1 / self.plan.pause) * self.plan.burst
-                    threads.sleep(min(seconds, max(until - scheduler.now, 0.001)))
+                self._publish_once(client.made, chance, chance.choices(calls, weights)[0], futures)
+            if chance.random() < 1 / self.plan.burst:
+                seconds = chance.expovariate(1 / self.plan.pause) * self.plan.burst
+                threads.sleep(min(seconds, max(until - scheduler.now, 0.001)))
         for future, messages in futures:
             with suppress(Interrupted):
                 self._judged(messages, partial(future.result, 60.0), 60.0)
 
-    def publish_once(
-        self, client: Client, chance: random.Random, call: str, topic: str, timeout: float, futures: list[Any]
-    ) -> None:
+    def _publish_once(self, producer: Any, chance: random.Random, call: str, futures: list[Any]) -> None:
+        topic = chance.choice([*self.plan.topics, *["late"] * self.plan.late])
+        timeout = chance.choice((0.3, 2.0, 10.0))
         count = chance.choice((2, 3, 10)) if call == "multi_publish" else 1
         defer = chance.uniform(0.02, self.plan.longest_defer) if call.startswith("defer") else 0.0
         keys = [f"{topic} {next(self.numbers)}".encode() for _ in range(count)]
         bodies = [key + b"|" + b"x" * chance.randint(0, self.plan.largest - 30) for key in keys]
-        producer, name, now = client.made, client.process.name, scheduler.now
-        messages = [Sent(key, topic, call, now, defer, producer, name) for key in keys]
+        messages = [Sent(key, topic, call, scheduler.now, defer, producer, timeout) for key in keys]
         self.sent.update(zip(keys, messages, strict=True))
         options: dict[str, Any] = {"timeout": timeout} | ({"defer": defer} if defer else {})
 
@@ -255,8 +227,6 @@ class Load:
         self, messages: list[Sent], action: Callable[[], object], timeout: float, *, ends: bool = True
     ) -> None:
         """Make a publishing call, and note how it ended."""
-        for message in messages:
-            message.timeout = min(message.timeout, timeout)
         call = Call(messages[0].call, scheduler.now, timeout, scheduler.me().process)
         self.calls.append(call)
         try:
@@ -278,32 +248,36 @@ class Load:
         for message in messages:
             if message.state != "pending":
                 continue
-            if scheduler.telling:
-                scheduler.story(f"{message.call} of {message.key!r} ended: {error!r}")
+            scheduler.story(f"{message.call} of {message.key!r} ended: {error!r}")
             message.ended, message.error = scheduler.now, "" if error is None else str(error)
             message.state = "stored" if error is None else "perhaps" if unclear else "refused"
             if message.state == "refused" and not isinstance(error, self.nsq.NsqError):
                 message.state = "perhaps"
-                self.problems.append(f"{message.call} raised {error!r}, which is no error of the package")
+                self.world.problems.append(f"{message.call} raised {error!r}, no error of the package")
 
     def _interrupted(self, action: Callable[[], object]) -> object:
         """Call a function, which a signal handler may interrupt at any statement, and once more in the middle
-        of what it does then.
+        of what it does then. The handler raises, or it publishes.
         """
-        me = scheduler.me()
+        me, chance = scheduler.me(), self.chance
+        client = next((each for each in self.producers if each.process is me.process), None)
 
-        def fail() -> None:
-            if self.chance.random() < 0.4:
-                me.interrupt = fail
-            raise Interrupted
+        def handle() -> None:
+            if chance.random() < 0.4:
+                me.interrupt = handle
+            if client is None or self.over or chance.random() < 0.7:
+                raise Interrupted
+            self._publish_once(client.made, chance, "publish_async", [])
 
-        if self.interrupts and self.chance.random() < 0.5:
-            self.interrupts -= 1
-            me.interrupt = fail  # comes when the thread is preempted, or woken
+        if not self.interrupts or chance.random() < 0.5:
+            return action()
+        self.interrupts -= 1
+        later = 10 * self.plan.delay * chance.random() ** 2
+        signal = scheduler.at(scheduler.now + later, partial(scheduler.interrupt, me, handle))
         try:
             return action()
         finally:
-            me.interrupt = None
+            signal[2] = me.interrupt = None
 
     @staticmethod
     def key(body: bytes) -> bytes:
@@ -313,22 +287,29 @@ class Load:
     # Consuming.
 
     def begin_consumer(self, topic: str, channel: str) -> None:
-        number = len(self.consumers) + len(self.gone)
-        process = self.world.client(f"consumer{number}")
-        client = Client(process, lambda: self._new_consumer(topic, channel, number))
+        client = Client(self.world.client("consumer"))
         self.consumers.append(client)
 
         def begin() -> None:
-            client.made = client.make().start()
+            client.made = self._new_consumer(client.process, topic, channel).start()
 
-        client.threads.append(scheduler.start(begin, "main", process))
+        scheduler.start(begin, "main", client.process)
 
-    def _new_consumer(self, topic: str, channel: str, number: int) -> Any:
-        plan, chance = self.plan, random.Random(f"consumer {self.plan.seed} {number}")
+    def replace(self, client: Client) -> None:
+        """Have another program go on in place of one that has ended."""
+        if client in self.consumers:
+            self.consumers.remove(client)
+            self.begin_consumer(client.made.topic, client.made.channel)
+        else:
+            self.producers.remove(client)
+            self.begin_producer()
+
+    def _new_consumer(self, process: Process, topic: str, channel: str) -> Any:
+        plan, chance = self.plan, random.Random(f"{process.name} {self.plan.seed}")
         # More than that would not arrive within its timeout.
         fitting = plan.window / (3 * plan.delay) * plan.nsqd_options["msg_timeout"] / 4
         most = min(chance.choice((1, 5, 50)) * plan.threads, 1 + int(fitting / plan.largest))
-        self.budgets[f"consumer{number}"] = most
+        self.budgets[process.name] = most
         consumer = self.nsq.Consumer(
             topic,
             channel,
@@ -346,7 +327,7 @@ class Load:
         )
 
         def handle(message: Any) -> None:
-            self._handle(message, f"{topic}/{channel}", chance, consumer)
+            self._handle(message, f"{topic}/{channel}", chance, process)
 
         if plan.batch:
             consumer.add_batch_handler(
@@ -356,13 +337,11 @@ class Load:
             consumer.add_handler(handle)
         return consumer
 
-    def _handle(self, message: Any, channel: str, chance: random.Random, by: Any) -> None:
-        plan, key, me = self.plan, self.key(message.body), scheduler.me().process.name
-        came_from = (message.nsqd_address, message.id, message.attempts)
-        handled = Handled(key, channel, scheduler.now, *came_from, by, me)
+    def _handle(self, message: Any, channel: str, chance: random.Random, by: Process) -> None:
+        plan, key, came_from = self.plan, self.key(message.body), message.nsqd_address
+        handled = Handled(key, channel, scheduler.now, came_from, message.id, message.attempts, by)
         self.handled.append(handled)
-        if scheduler.telling:
-            scheduler.story(f"{channel} handles {key!r}, attempt {handled.attempts}, from {handled.nsqd}")
+        scheduler.story(f"{channel} handles {key!r}, attempt {handled.attempts}, from {handled.nsqd}")
         if chance.random() < plan.slow and not self.over:
             threads.sleep(plan.slow_seconds * chance.uniform(0.5, 1.5))
         hangs = chance.random() < plan.hung and self._hung.count(by) < plan.threads - 1
@@ -389,7 +368,7 @@ class Load:
                 message.finish()
                 answered.append(None)
             if len(answered) > 1:
-                self.problems.append(f"ANSWERED twice, and no call has failed: {message!r}")
+                self.world.problems.append(f"ANSWERED twice, and no call has failed: {message!r}")
 
         thread, by_user = threads.Thread(target=finish, name="answerer"), chance.random() < 0.5
         if by_user:
@@ -405,105 +384,71 @@ class Load:
         while True:
             call = Call(what, scheduler.now, timeout, scheduler.me().process, made)
             self.calls.append(call)
-            try:
+            with suppress(Interrupted):
                 call.result = self._interrupted(partial(getattr(made, what), timeout=timeout))
-            except Interrupted:
-                call.result = "interrupted"
-            else:
                 call.ended = scheduler.now
                 return call.result
 
-    def _live_briefly(self, number: int, process: Process) -> None:
-        chance = random.Random(f"brief {self.plan.seed} {number}")
+    def _live_briefly(self, process: Process) -> None:
+        chance = random.Random(f"{process.name} lives {self.plan.seed}")
         threads.sleep(0.5 + chance.uniform(0.0, self.plan.seconds * 0.8))
         life = 0.0005 * 2000 ** chance.random()
         if self.over:
             return
         if chance.random() < 0.5:
             topic = chance.choice(list(self.plan.topics))
-            consumer = self._new_consumer(topic, chance.choice(self.plan.topics[topic]), 1000 + number)
+            consumer = self._new_consumer(process, topic, chance.choice(self.plan.topics[topic]))
             consumer.start()
             threads.sleep(life)
             self.ended("stop", consumer, chance.choice(TIMEOUTS))
             return
-        client = Client(process, lambda: None, self.nsq.Producer(**self._options()))
-        users = [
-            threads.Thread(target=partial(self._publish, client, chance.random(), scheduler.now + life))
-            for _ in range(chance.choice((1, 2, 4)))
-        ]
-        for user in users:
-            user.start()
+        client = Client(process, self.new_producer())
+        self._begin_users(client, chance.choice((1, 2, 4)), chance, scheduler.now + life)
         threads.sleep(life * chance.choice((0.5, 1.0, 1.0)))
         self.ended("close", client.made, chance.choice(TIMEOUTS))
-        for user in users:
-            user.join()
 
     def finish(self) -> None:
         """Stop publishing, and wait for the publishing threads."""
         self.over = True
         self.world.until(lambda: not any(client.stopping for client in self.consumers), 60.0)
-        users = [thread for client in self.producers for thread in client.threads if client.process.alive]
-        users += self._brief
-        if not self.world.until(lambda: not any(thread.alive for thread in users), 120.0):
-            self.problems.append(f"users' threads hang: {[thread for thread in users if thread.alive]}")
+        if not self.world.until(lambda: not any(user.alive for user in self._users), 120.0):
+            self.world.problems.append(f"users hang: {[user for user in self._users if user.alive]}")
 
     def close(self) -> None:
         """Close all producers and stop all consumers."""
-        self.rosters = {
-            (nsqd.name, topic.name, channel)
-            for nsqd in self.nsqds
-            if nsqd.running
-            for topic in nsqd._server._broker.topics.values()
-            for channel in ("", *topic.channels)
-        }
+        self.rosters = {nsqd: nsqd.channels() for nsqd in self.nsqds}
         self.world.until(lambda: all(client.made is not None for client in self.consumers), 60.0)
-        left: list[Client] = []
 
         def end(client: Client, what: str, timeout: float) -> None:
-            def count() -> None:
-                self.counted.append((client.process, client.made, client.made.stats(), scheduler.now))
+            at, before = scheduler.now, client.made.stats()
+            report = self.ended(what, client.made, timeout)
+            stats = before if what == "close" else client.made.stats()  # after a close it counts anew
+            self.counted.append((client.process, client.made, stats, at))
+            if not report:
+                self.world.problems.append(f"{client.process.name} at the end: {report}")
 
-            try:
-                if what == "close":  # it counts anew after a close
-                    count()
-                report = self.ended(what, client.made, timeout)
-                if what == "stop":
-                    count()
-                if not report:
-                    self.problems.append(f"{client.process.name} at the end: {report}")
-            finally:
-                left.remove(client)
-
-        for clients, what, timeout in ((self.producers, "close", 20.0), (self.consumers, "stop", 30.0)):
-            for client in clients:
-                if client.process.alive and client.made is not None:
-                    left.append(client)
-                    scheduler.start(partial(end, client, what, timeout), "ender", client.process)
-        if not self.world.until(lambda: not left, 90.0):
-            self.problems.append("closing the clients hangs")
+        enders = [
+            scheduler.start(partial(end, client, what, timeout), "ender", client.process)
+            for clients, what, timeout in ((self.producers, "close", 20.0), (self.consumers, "stop", 30.0))
+            for client in clients
+            if client.working
+        ]
+        if not self.world.until(lambda: not any(ender.alive for ender in enders), 90.0):
+            self.world.problems.append("closing the clients hangs")
 
     # What must hold before the end.
 
     def channels(self, message: Sent) -> list[str]:
-        """Return the channels where a message must arrive: none that dropped it, or that was emptied."""
+        """Return the channels where a message must arrive: none that was emptied."""
         names = [f"{message.topic}/{name}" for name in self.plan.topics.get(message.topic, ["late"])]
-        return [
-            name
-            for name in names
-            if message.began > self.emptied.get(name, 0.0)
-            and self.world.dropped.isdisjoint({(name, message.key), (message.topic, message.key)})
-        ]
+        return [name for name in names if message.began > self.emptied.get(name, 0.0)]
 
-    def undelivered(self) -> list[str]:
-        """Return the confirmed messages that no handler has got."""
-        came = {(each.key, each.channel) for each in self.handled}
-        return [
-            f"{message.key!r} on {name}"
-            for message in self.sent.values()
-            if message.state == "stored"
-            for name in self.channels(message)
-            if (message.key, name) not in came
-        ]
+    def undelivered(self) -> list[tuple[Sent, str]]:
+        """Return the confirmed messages that have not been handled, each with the channel."""
+        handled = {(each.key, each.channel) for each in self.handled if each.succeeded}
+        stored = [message for message in self.sent.values() if message.state == "stored"]
+        owed = [(message, name) for message in stored for name in self.channels(message)]
+        return [(message, name) for message, name in owed if (message.key, name) not in handled]
 
     def listed(self, nsqd: Nsqd) -> bool:
         """Whether all nsqlookupds know an nsqd."""
@@ -516,14 +461,10 @@ class Load:
 
     def unlisted(self) -> str:
         """Say what an nsqlookupd lists of an nsqd that has something else."""
-        for lookupd in self.lookupds:
-            for nsqd in self.nsqds:
-                if not nsqd.running:
-                    return f"{nsqd.name} does not run"
-                has = {name: sorted(each.channels) for name, each in nsqd._server._broker.topics.items()}
-                peers = self._peers(lookupd, nsqd)  # but for the last one: they lost their power
-                listed = peers[-1].channels_by_topic if peers else {}
-                lists = {topic: sorted(names) for topic, names in listed.items()}
-                if has != lists:
-                    return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
+        for lookupd, nsqd in itertools.product(self.lookupds, self.nsqds):
+            peers = self._peers(lookupd, nsqd)  # but for the last one: they lost their power
+            listed = peers[-1].channels_by_topic if peers else {}
+            lists, has = {topic: sorted(names) for topic, names in listed.items()}, nsqd.channels()
+            if lists != has or not nsqd.running:
+                return f"{lookupd.name} lists {lists} of {nsqd.name}, which has {has}"
         return ""

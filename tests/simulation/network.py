@@ -19,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from select import POLLIN, POLLNVAL, POLLOUT
 from typing import Any
 
@@ -35,6 +36,7 @@ class Host:
     name: str
     address: str = ""
     powered: bool = True
+    clock_error: float = 0.0  # how wrong its wall clock is
     listeners: dict[int, End] = field(default_factory=dict)
     ends: dict[End, None] = field(default_factory=dict)
 
@@ -151,18 +153,15 @@ class End:
         self.said.append((scheduler.now, taken))
         if self.host is not self.peer.host:
             network.watch(self)
-        if scheduler.telling and taken and self.host is not self.peer.host:
+        if scheduler.tell and taken and self.host is not self.peer.host:
             more = f" … {len(taken)} bytes" if len(taken) > _SHOWN else ""
             scheduler.story(f"{self.host.name} to {self.peer.host.name}: {taken[:_SHOWN]!r}{more}")
-        start = 0
-        while start < len(taken):
-            size = network.window
-            if network.in_pieces and scheduler.chance.random() < network.in_pieces:
-                size = 1 + int(scheduler.chance.random() ** 3 * 3000)
-            piece = taken[start : start + size]
-            start += len(piece)
-            self.on_way += len(piece)
-            self._send(lambda piece=piece: self._arrived(piece))
+        self.on_way += len(taken)
+        rest = taken
+        while rest:  # a small window makes small pieces
+            size = 1 + int(scheduler.chance.random() * network.window)
+            piece, rest = rest[:size], rest[size:]
+            self._send(partial(self._arrived, piece))
         return len(taken)
 
     def raise_error(self) -> None:
@@ -388,7 +387,6 @@ class Network:
     def __init__(self) -> None:
         self.hosts: dict[str, Host] = {}
         self.window, self.delay = 65536, 0.0003
-        self.in_pieces = 0.0  # how often a transfer arrives in several pieces
         self.watch: Callable[[End], object] = lambda _end: None  # called when an end sends something
         self.connections: list[End] = []  # the dialing end of every connection that there was
         self.numbers = itertools.count(1)  # of addresses, of ports that are dialed from, of descriptors
@@ -428,9 +426,8 @@ class Network:
 
     def power_on(self, host: Host) -> None:
         host.powered = True
-        for names, link in self._links.items():
-            if host.name in names:
-                link.send_again()
+        for link in self._links.values():
+            link.send_again()
 
     def descriptor(self, process: Process, item: Any) -> int:
         number = 1_000_000 + next(self.numbers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 #: Constants of the package that a run makes small, so that limits are reached within few messages.
@@ -38,69 +38,54 @@ KNOBS: dict[tuple[str, str], Sequence[Any]] = {
     ("daemons.nsqd.storage.stopping", "_QUEUES_AT_ONCE"): (1, 2),
 }  # fmt: skip
 
-#: What a run looks at: the faults that go with it, and the parts of the code where threads stand still.
+#: What a run looks at: the faults that go with it.
 FOCUSES = {
-    "disk": (
-        "kill_at cut_at kill cut restart full fsync_fails writes_fail short_writes late empty guests",
-        "daemons.nsqd.disk daemons.nsqd.storage fsync",
-    ),
-    "deferred": (
-        "kill_at cut_at kill cut restart full fsync_fails writes_fail clock late empty",
-        "daemons.nsqd.storage daemons.nsqd.core",
-    ),
-    "rolling": ("drain", "daemons.nsqd.core daemons.nsqd.session connection producer"),
-    "network": (
-        "reset silence slow stand kill restart drain lookupd move adjust flap stop_consumer",
-        "connection producer consumer transport discovery",
-    ),
-    "client": (
-        "reset interrupt storm close_producer stop_consumer kill_client restart stand silence adjust flap "
-        "slow",
-        "connection producer consumer threads transport",
-    ),
-    "topics": (
-        "kill_at cut_at cut kill restart full reset lookupd guests pause late empty unlisted",
-        "daemons.nsqd.core daemons.nsqd.registration daemons.nsqd.session discovery",
-    ),
-    "all": (
-        "kill_at cut_at kill cut restart drain full fsync_fails writes_fail short_writes clock reset silence "
-        "slow stand lookupd move interrupt close_producer stop_consumer kill_client guests pause late adjust "
-        "empty unlisted storm flap",
-        "daemons.nsqd connection producer consumer threads transport discovery",
-    ),
+    "disk": "kill_at cut_at kill cut restart full fsync_fails writes_fail late empty guests",
+    "deferred": "kill_at cut_at kill cut restart full fsync_fails writes_fail clock late empty",
+    "rolling": "drain",
+    "network": "reset silence slow stand kill restart drain lookupd move flap stop_consumer",
+    "client": "reset storm close_producer stop_consumer kill_client restart stand silence flap slow",
+    "topics": "kill_at cut_at cut kill restart full reset lookupd guests late empty unlisted",
+}
+FOCUSES["all"] = " ".join(dict.fromkeys(" ".join(FOCUSES.values()).split()))
+#: The parts of the code where threads stand still.
+_PARTS = {
+    "disk": "daemons.nsqd.disk daemons.nsqd.storage fsync",
+    "deferred": "daemons.nsqd.storage daemons.nsqd.core",
+    "rolling": "daemons.nsqd.core daemons.nsqd.session connection producer",
+    "network": "connection producer consumer transport discovery",
+    "client": "connection producer consumer threads transport",
+    "topics": "daemons.nsqd.core daemons.nsqd.registration daemons.nsqd.session discovery",
+    "all": "daemons.nsqd connection producer consumer threads transport discovery",
 }
 
-_OF_DISKS = ("full", "fsync_fails", "writes_fail", "short_writes")
+OF_DISKS = ("full", "fsync_fails", "writes_fail")
 #: Which faults may come in the middle of others.
-_THEN = dict.fromkeys(_OF_DISKS, ("restart", "cut", "cut_at", "kill", "writes_fail")) | dict.fromkeys(
+_THEN = dict.fromkeys(OF_DISKS, ("restart", "cut", "cut_at", "kill", "writes_fail")) | dict.fromkeys(
     ("restart", "drain", "kill", "cut", "late", "empty", "guests"),
     ("kill_at", "cut_at", "writes_fail", "fsync_fails"),
 )
-#: What each run draws of the load, and below of the handlers, the threads and the network.
-_PUBLISHING: dict[str, Sequence[Any]] = {
-    "producers": (1, 1, 2),
-    "publishers": (1, 2, 4),
-    "pause": (0.02, 0.1, 0.3),
-    "burst": (1, 1, 5, 20),
+_NSQD_OPTIONS: dict[str, Sequence[Any]] = {
+    "msg_timeout": (2.0, 10.0, 60.0),
+    "max_bytes_per_file": (1500, 4000, 20_000, 10**8),
+    "max_msg_size": (1400,),
+    "sync_every": (1, 10, 2500),
+    "sync_timeout": (0.05, 0.5, 2.0),
+}
+_CLIENT_OPTIONS: dict[str, Sequence[Any]] = {
+    "reconnect_initial": (0.02, 0.25),
+    "reconnect_max": (2.0,),
+    "dial_timeout": (0.5, 5.0),
+    "handshake_timeout": (3.0,),
+    "read_timeout": (6.0,),
+    "heartbeat_interval": (2.0,),
+    "write_timeout": (1.0, 5.0),
+    "lookupd_poll_interval": (0.5, 3.0),
+    "lookupd_poll_timeout": (1.0,),
+    "retry_uncertain": (False, False, False, True),
+    "coalesce": (False, True, True),
 }
 _CALLS = ("publish", "multi_publish", "publish_async", "defer", "defer_async", "http")
-_REST: dict[str, Sequence[Any]] = {
-    "largest": (50, 300, 1300, 1300),
-    "longest_defer": (0.5, 4.0, 15.0),
-    "consumers": (1, 1, 2),
-    "threads": (1, 3, 8),
-    "batch": (0, 0, 0, 4),
-    "failing": (0.0, 0.0, 0.1, 0.4),
-    "slow": (0.0, 0.05, 0.3),
-    "raced": (0.0, 0.0, 0.1, 0.5),
-    "slow_seconds": (0.01, 0.3, 1.0),
-    "pace": (20, 60, 200, 600, 2000),
-    "lag_share": (0.0, 0.002, 0.02, 0.1),
-    "lag_longest": (0.001, 0.05, 0.5),
-    "delay": (0.00005, 0.0003, 0.002, 0.02),
-    "window": (65536, 4096, 600),
-    "in_pieces": (0.0, 0.0, 0.3, 1.0),
-}
 
 
 @dataclass
@@ -127,56 +112,57 @@ class Hold:
     seconds: float
 
 
+def drawn(*choices: Any, on_disk: Sequence[Any] = ()) -> Any:
+    """Return a field that ``draw`` draws from ``choices``; from ``on_disk`` if the focus is on disks."""
+    return field(default=choices[0], metadata={"choices": choices, "on_disk": on_disk or choices})
+
+
 @dataclass
 class Plan:
     seed: int
-    focus: str = "all"
-    seconds: float = 10.0  # how long the load lasts
-    nsqds: int = 1
-    lookupds: int = 0
+    focus: str
+    seconds: float = drawn(2.0, 5.0, 10.0, on_disk=(5.0, 10.0))  # how long the load lasts
+    nsqds: int = drawn(1, 2, 3, on_disk=(1,))
+    lookupds: int = drawn(1, 1, 2, on_disk=(0, 1, 2))
+    found_by_lookup: bool = drawn(False, True)
+    durable: bool = drawn(False, False, True, on_disk=(False, True, True, True))
     nsqd_options: dict[str, Any] = field(default_factory=dict)
     client_options: dict[str, Any] = field(default_factory=dict)
-    found_by_lookup: bool = False
     knobs: dict[tuple[str, str], Any] = field(default_factory=dict)
     topics: dict[str, list[str]] = field(default_factory=dict)  # with the channels they have from the start
-    late_topics: list[str] = field(default_factory=list)  # their only channel comes after the load
-    held_topics: list[str] = field(default_factory=list)  # those of ``topics`` that are paused until then
-    crowd: int = 0  # further topics, which nobody uses
-    backlog: bool = False  # nothing is consumed before the load has ended
-    full_at_the_end: bool = False  # all messages must be delivered while the disk is full
-    producers: int = 1
-    publishers: int = 1  # threads of each producer
-    pause: float = 0.05  # mean seconds between two publishes of a thread
-    burst: int = 1  # how many publishes of a thread come without a pause, on the average
+    late: bool = drawn(False, False, True)  # a further topic, whose only channel comes after the load
+    held: bool = drawn(False, False, True)  # one of ``topics`` is paused until then
+    backlog: bool = drawn(*[False] * 9, True, on_disk=(False, True))  # consuming begins after the load
+    full_at_the_end: bool = drawn(False, on_disk=(False, False, True))  # all must come while disks are full
+    producers: int = drawn(1, 1, 2, on_disk=(1, 2, 3))
+    publishers: int = drawn(1, 2, 4)  # threads of each producer
+    # Mean seconds between two publishes of a thread. A disk that fails for a second must meet some.
+    pause: float = drawn(0.02, 0.1, 0.3, on_disk=(0.03, 0.1, 0.2))
+    burst: int = drawn(1, 1, 5, 20)  # how many publishes of a thread come without a pause, on the average
     calls: dict[str, float] = field(default_factory=dict)  # with their weights
-    largest: int = 200
-    longest_defer: float = 3.0
-    consumers: int = 1
-    threads: int = 1
-    batch: int = 0  # the size of the batches that handlers get; 0: single messages
-    failing: float = 0.0  # share of the messages whose handler fails
-    slow: float = 0.0  # share of the messages whose handler takes long
-    slow_seconds: float = 0.2
-    raced: float = 0.0  # share of the messages that two threads answer at the same time
-    brief: int = 0  # how many producers and consumers live for a moment only
-    hung: float = 0.0  # share of the messages whose handler hangs until the end
-    pace: int = 200
-    lag_share: float = 0.01
-    lag_longest: float = 0.1
-    delay: float = 0.0003
-    window: int = 65536
-    in_pieces: float = 0.0
+    largest: int = drawn(50, 300, 1300, 1300)
+    longest_defer: float = drawn(0.5, 4.0, 15.0)
+    consumers: int = drawn(1, 1, 2)
+    threads: int = drawn(1, 3, 8)
+    batch: int = drawn(0, 0, 0, 4)  # the size of the batches that handlers get; 0: single messages
+    failing: float = drawn(0.0, 0.0, 0.1, 0.4)  # share of the messages whose handler fails
+    slow: float = drawn(0.0, 0.05, 0.3)  # share of the messages whose handler takes long
+    slow_seconds: float = drawn(0.01, 0.3, 1.0)
+    raced: float = drawn(0.0, 0.0, 0.1, 0.5)  # share of the messages that two threads answer at once
+    brief: int = drawn(0, 0, 5, 20, on_disk=(0,))  # how many clients live for a moment only
+    hung: float = drawn(0.0, 0.0, 0.02, 0.1)  # share of the messages whose handler hangs until the end
+    pace: int = drawn(20, 60, 200, 600, 2000)  # statements between two preemptions, on the average
+    lag_share: float = drawn(0.0, 0.002, 0.02, 0.1)  # of the preempted threads: they stand still
+    lag_longest: float = drawn(0.001, 0.05, 0.5)
+    delay: float = drawn(0.00005, 0.0003, 0.002, 0.02)
+    window: int = drawn(65536, 4096, 600)
     faults: list[Fault] = field(default_factory=list)
     holds: list[Hold] = field(default_factory=list)
     # The chance that a thread stands still at one of the ``first`` visits of a statement in ``parts``. A run
     # leaves the ``holds`` that came of it instead.
-    rare: float = 0.0
-    first: int = 3
+    rare: float = drawn(0.0, 0.003, 0.01, 0.03)
+    first: int = drawn(2, 5, 30)
     parts: tuple[str, ...] = ()
-
-    @property
-    def durable(self) -> bool:
-        return bool(self.nsqd_options.get("durable"))
 
     @property
     def calm(self) -> bool:
@@ -186,84 +172,46 @@ class Plan:
 
 def draw(seed: int) -> Plan:
     chance = random.Random(f"plan {seed}")
-    focus = chance.choice(
-        ("disk", "disk", "deferred", "deferred", "network", "client", "client", "topics", "rolling", "all")
-    )
-    on_disk = focus in ("disk", "deferred")
-    plan = Plan(seed, focus)
-    plan.seconds = chance.choice((2.0, 5.0, 10.0))
-    plan.nsqds = 1 if on_disk else chance.choice((1, 2, 3))
-    plan.lookupds = chance.choice((0, 1, 2) if on_disk else (1, 1, 2))
-    plan.found_by_lookup = plan.lookupds > 0 and chance.random() < 0.6
-    _draw_options(chance, plan, on_disk)
+    plan = Plan(seed, chance.choice((*FOCUSES, "disk", "deferred", "client")))
+    on_disk = plan.focus in ("disk", "deferred")
+    for each in fields(plan):
+        if each.metadata:
+            choices = each.metadata["on_disk" if on_disk else "choices"]
+            setattr(plan, each.name, chance.choice(choices))
+    plan.nsqd_options = {name: chance.choice(values) for name, values in _NSQD_OPTIONS.items()}
+    plan.nsqd_options["durable"] = plan.durable
+    if not plan.durable:
+        plan.nsqd_options["mem_queue_size"] = chance.choice((0, 1, 10, 10_000))
+    plan.client_options = {name: chance.choice(values) for name, values in _CLIENT_OPTIONS.items()}
     share = chance.choice((0.2, 0.7) if on_disk else (0.0, 0.2, 0.6))
     plan.knobs = {knob: chance.choice(values) for knob, values in KNOBS.items() if chance.random() < share}
-    for number in range(chance.choice((1, 1, 2))):
-        plan.topics[f"topic{number}"] = [f"channel{i}" for i in range(chance.choice((1, 1, 2, 3)))]
-    if focus == "topics" or chance.random() < 0.3:
-        plan.late_topics = ["late"]
-    if chance.random() < 0.3:
-        plan.held_topics = ["held"]
-        plan.topics["held"] = [f"channel{i}" for i in range(chance.choice((1, 2, 3)))]
-    if focus == "topics" and chance.random() < 0.4:
-        plan.crowd = chance.choice((10, 30, 60))
-    vars(plan).update({name: chance.choice(values) for name, values in _PUBLISHING.items()})
+    for name in ("topic0", *["topic1"] * chance.choice((0, 0, 1)), *["held"] * plan.held):
+        plan.topics[name] = [f"channel{i}" for i in range(chance.choice((1, 1, 2, 3)))]
+    plan.late |= plan.focus == "topics"
     plan.calls = {call: chance.random() + 0.1 for call in _CALLS if chance.random() < 0.6} or {"publish": 1.0}
-    if on_disk:  # a disk that fails for a second must meet some publishes
-        plan.producers, plan.pause = chance.choice((1, 2, 3)), chance.choice((0.03, 0.1, 0.2))
-        plan.seconds = chance.choice((5.0, 10.0))
-    if focus == "deferred":
-        plan.calls["defer"] = 2.0
-    vars(plan).update({name: chance.choice(values) for name, values in _REST.items()})
+    plan.found_by_lookup &= plan.lookupds > 0
+    plan.full_at_the_end &= plan.durable
     if plan.delay > 0.01:  # else a backlog takes longer than timeouts allow, each time anew
         plan.window = max(plan.window, 4096)
-    if chance.random() > 0.08:
-        _draw_faults(chance, plan)
-        plan.rare, plan.first = chance.choice((0.0, 0.003, 0.01, 0.03)), chance.choice((2, 5, 30))
-        plan.parts = tuple(FOCUSES[focus][1].split())
-        plan.backlog = chance.random() < (0.5 if on_disk else 0.1)
-        plan.brief = 0 if on_disk else chance.choice((0, 0, 5, 20))
-        plan.hung = chance.choice((0.0, 0.0, 0.02, 0.1))
-        plan.full_at_the_end = plan.durable and on_disk and chance.random() < 0.3
-    if focus == "rolling":
+    if plan.focus == "deferred":
+        plan.calls["defer"] = 2.0
+    if plan.focus == "rolling":
         plan.nsqds = chance.choice((2, 3))
         plan.knobs["daemons.nsqd.core.topic", "COPIES_AT_ONCE"] = chance.choice((1, 5, 5000))
         plan.calls["multi_publish"] = 2.0
         if chance.random() < 0.5:  # then no publish may fail
             plan.lag_share = plan.rare = 0.0
-    bound = random.Random(f"bound {seed}")  # draws of its own, so that the other plans stay as they are
-    if bound.random() < 0.15:
-        plan.nsqd_options["max_channel_depth"] = bound.choice((1, 5, 50))
+    if chance.random() < 0.08:  # nothing happens
+        plan.backlog = plan.full_at_the_end = False
+        plan.rare = plan.brief = plan.hung = 0
+    else:
+        _draw_faults(chance, plan)
+        plan.parts = tuple(_PARTS[plan.focus].split())
     return plan
 
 
-def _draw_options(chance: random.Random, plan: Plan, on_disk: bool) -> None:
-    plan.nsqd_options = {
-        "msg_timeout": chance.choice((2.0, 10.0, 60.0)),
-        "durable": (durable := chance.random() < (0.75 if on_disk else 0.4)),
-        **({} if durable else {"mem_queue_size": chance.choice((0, 1, 10, 10_000))}),
-        "max_bytes_per_file": chance.choice((1500, 4000, 20_000, 10**8)),
-        "max_msg_size": 1400,
-        "sync_every": chance.choice((1, 10, 2500)),
-        "sync_timeout": chance.choice((0.05, 0.5, 2.0)),
-    }
-    plan.client_options = {
-        "reconnect_initial": chance.choice((0.02, 0.25)),
-        "reconnect_max": 2.0,
-        "dial_timeout": chance.choice((0.5, 5.0)),
-        "handshake_timeout": 3.0,
-        "read_timeout": 6.0,
-        "heartbeat_interval": 2.0,
-        "write_timeout": chance.choice((1.0, 5.0)),
-        "lookupd_poll_interval": chance.choice((0.5, 3.0)),
-        "retry_uncertain": chance.random() < 0.25,
-        "coalesce": chance.random() < 0.7,
-        "lookupd_poll_timeout": 1.0,
-    }
-
-
 def _draw_faults(chance: random.Random, plan: Plan) -> None:
-    kinds = FOCUSES[plan.focus][0].split()
+    kinds = FOCUSES[plan.focus].split()
     chosen = [kind for kind in kinds if chance.random() < 0.4] or [chance.choice(kinds)]
     if not plan.found_by_lookup and "move" in chosen:
         chosen.remove("move")
@@ -272,7 +220,7 @@ def _draw_faults(chance: random.Random, plan: Plan) -> None:
         at = chance.uniform(0.1, plan.seconds)
         lasts = chance.choice((0.02, 0.3, 1.0, 3.0, 7.0)) * chance.uniform(0.5, 1.5)
         fault = Fault(at, chance.choice(chosen), chance.randrange(1, 40), lasts)
-        if fault.kind in _OF_DISKS:
+        if fault.kind in OF_DISKS:
             fault.lasts = max(fault.lasts, 0.3)
         if fault.kind in _THEN and chance.random() < 0.4 and plan.focus != "rolling":
             fault.then = chance.choice(_THEN[fault.kind])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import pickle
@@ -17,12 +16,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.simulation import code
-from tests.simulation.auditor import Auditor
+from tests.simulation.auditor import judge
 from tests.simulation.faults import Faults
 from tests.simulation.load import Load
 from tests.simulation.network import network
 from tests.simulation.plan import Hold, Plan
-from tests.simulation.scheduler import BEGIN, Hang, scheduler
+from tests.simulation.scheduler import BEGIN, scheduler
 from tests.simulation.threads import sleep
 from tests.simulation.world import Nsqd, Nsqlookupd, World
 
@@ -50,45 +49,28 @@ class Outcome:
 def perform(plan: Plan, story: Callable[[str], None] | None = None) -> Outcome:
     """Run a plan in this process, which must not have run another one."""
     began, world, outcome = time.process_time(), World(plan.seed), Outcome(plan)
-    if story is not None:
-        scheduler.tell(story)
+    scheduler.tell = story
     scheduler.pace, scheduler.lag_share, scheduler.lag_longest = plan.pace, plan.lag_share, plan.lag_longest
-    network.delay, network.window, network.in_pieces = plan.delay, plan.window, plan.in_pieces
+    network.delay, network.window = plan.delay, plan.window
     for (module, name), value in plan.knobs.items():
         code.knob(module, name, value)
     fired: list[Hold] = []
-    _record_drops(world.dropped)
     lookupds = [Nsqlookupd(world, f"lookupd{number}") for number in range(plan.lookupds)]
     listed_at = tuple(lookupd.tcp_address for lookupd in lookupds)
     options = {**plan.nsqd_options, "lookupd_tcp_addresses": listed_at}
     nsqds = [Nsqd(world, f"nsqd{number}", **options) for number in range(plan.nsqds)]
     load = Load(world, plan, nsqds, lookupds)
-    faults = Faults(world, nsqds, lookupds, load)
-    try:
-        world.run(lambda: _scenario(load, faults, outcome.violations, fired))
-    except Hang as error:
-        outcome.violations.append(f"HANG: {error}")
+    faults = Faults(load)
+    world.run(lambda: _scenario(load, faults, fired))
     outcome.plan = replace(plan, rare=0.0, holds=[*plan.holds, *fired])
-    outcome.violations += Auditor(world, outcome.plan, load, faults).judge()
+    outcome.violations = judge(outcome.plan, load, faults)
     outcome.confirmed = sum(message.state == "stored" for message in load.sent.values())
     outcome.handled = len(load.handled)
-    outcome.faults = Counter(faults.happened)
+    outcome.faults = Counter(span.fault.kind for span in faults.spans)
     outcome.trace = scheduler.trace.hexdigest()
     outcome.virtual = scheduler.now - BEGIN
     outcome.cpu = time.process_time() - began
     return outcome
-
-
-def _record_drops(dropped: set[tuple[str, bytes]]) -> None:
-    """Note which messages nsqds drop (--max-channel-depth), with the topic or TOPIC/CHANNEL."""
-    bound = importlib.import_module("nsq.daemons.nsqd.core.bound").Bound
-    drop = bound._dropped
-
-    def noted(self: Any, name: str, messages: list[Any]) -> None:
-        dropped.update((name.split()[-1], Load.key(message.body)) for message in messages)
-        drop(self, name, messages)
-
-    bound._dropped = noted
 
 
 def _hold(plan: Plan, fired: list[Hold]) -> None:
@@ -119,11 +101,11 @@ def _hold(plan: Plan, fired: list[Hold]) -> None:
         code.mark(module, site)
 
 
-def _scenario(load: Load, faults: Faults, violations: list[str], fired: list[Hold]) -> None:
-    world, plan = load.world, load.plan
+def _scenario(load: Load, faults: Faults, fired: list[Hold]) -> None:
+    world, plan, problems = load.world, load.plan, load.world.problems
     for daemon in world.daemons:
         if not daemon.start():
-            violations.append(f"DAEMON {daemon.name} does not start: {daemon.failure}")
+            problems.append(f"DAEMON {daemon.name} does not start: {daemon.failure}")
             return
     load.begin()
     sleep(0.5)
@@ -143,31 +125,31 @@ def _scenario(load: Load, faults: Faults, violations: list[str], fired: list[Hol
     if plan.full_at_the_end:
         faults.fill()
         if not _in_time(load, lambda: not load.undelivered()):
-            violations.append(f"HELD while the disk is full: {load.undelivered()}")
+            held = [message.key for message, _ in load.undelivered()]
+            problems.append(f"HELD while the disk is full: {held}")
         faults.mend(1.0)
     if not _in_time(load, lambda: all(nsqd.left() == {} for nsqd in load.nsqds)):
         left = {nsqd: nsqd.left() for nsqd in load.nsqds}
         rest = {nsqd.name: nsqd.failure if found is None else found for nsqd, found in left.items()}
-        violations.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
+        problems.append(f"STUCK: after {_DRAIN:.0f} s without faults there are still {rest}")
     if not _in_time(load, lambda: not load.unlisted()):
-        violations.append(f"LOOKUP {load.unlisted()}")
+        problems.append(f"LOOKUP {load.unlisted()}")
     load.close()
     for daemon in (*load.nsqds, *load.lookupds):
         if not daemon.stop():
-            violations.append(f"DAEMON {daemon.name} did not stop at the end")
+            problems.append(f"DAEMON {daemon.name} did not stop at the end")
         elif isinstance(daemon, Nsqd) and not daemon.stopped_cleanly:
-            violations.append(f"DAEMON {daemon.name} did not stop cleanly at the end")
+            problems.append(f"DAEMON {daemon.name} did not stop cleanly at the end")
     # Threads that stand still go on and end.
     stands = [end for process in world.processes for _, end in process.stands if end < math.inf]
     _sleep_until(max([scheduler.now, *stands]) + 1.0)
 
 
 def _in_time(load: Load, condition: Callable[[], object]) -> bool:
-    """Wait until a condition holds; return whether it does. While daemons stand still, nothing is late."""
+    """Wait until a condition holds; return whether it does. While threads stand still, nothing is late."""
     began = scheduler.now
     while not condition():
-        daemons = [each for each in load.world.processes if each not in load.world.clients]
-        stood = sum(each.stood(began, scheduler.now) for each in daemons)
+        stood = sum(process.stood(began, scheduler.now) for process in load.world.processes)
         if scheduler.now > began + min(_DRAIN + load.plan.longest_defer + stood, 10 * _DRAIN):
             return False
         sleep(0.1)

@@ -29,10 +29,6 @@ _SHORTEST_LAG, _LONGEST_STAND = 1e-5, 20.0  # seconds for which a thread, or a p
 _BUSY = 400_000  # switches without a timer in between after which a run counts as hanging
 
 
-class Hang(Exception):
-    """Threads run for ever without any of them waiting."""
-
-
 @dataclass(eq=False)
 class Process:
     """What dies together: threads, sockets and open files."""
@@ -42,7 +38,6 @@ class Process:
     host: Any = None
     threads: list[Thread] = field(default_factory=list)
     alive: bool = True
-    clock_error: float = 0.0  # how wrong its wall clock is
     descriptors: dict[int, Any] = field(default_factory=dict)
     crashed: list[str] = field(default_factory=list)  # errors that ended a thread
     stopped_until: float = 0.0
@@ -131,16 +126,14 @@ class Scheduler:
         self._timers: list[list[Any]] = []
         self.numbers = itertools.count(1)
         self.main: Any = None  # the greenlet that called ``run``
-        self.story: Callable[[str], None] = lambda _line: None  # gets all that happens, in a replay
-        self.telling = False
+        self.tell: Callable[[str], None] | None = None  # gets each line of the story, in a replay
         self.pace = 200  # how many statements run between two preemptions on average
         self.lag_share, self.lag_longest = 0.01, 0.3  # how often a preempted thread stands still, how long
         #: Says for how many seconds a thread stands still at a marked statement.
         self.held: Callable[[str, int], float] = lambda _module, _site: 0.0
         self.trace = hashlib.blake2b(digest_size=8)  # tells whether two runs are the same
-        self._since_timer = 0
-        self.over = False  # whether ``run`` ends at the next switch
-        self._hang: Hang | None = None
+        self._since_timer = 0  # how many switches
+        self.scenario: Thread | None = None  # ``run`` ends with it
 
     # The run.
 
@@ -149,13 +142,16 @@ class Scheduler:
         self.main = getcurrent()
         self.run_next()
         asyncio._set_running_loop(None)
-        if self._hang is not None:
-            raise self._hang
 
-    def tell(self, line: Callable[[str], None]) -> None:
-        """Have each line of the story told, with its time."""
-        self.telling = True
-        self.story = lambda text: line(f"{self.now - BEGIN:11.6f}  {text}")
+    @property
+    def hangs(self) -> bool:
+        """Whether threads ran for ever without any of them waiting."""
+        return self._since_timer > _BUSY
+
+    def story(self, text: str) -> None:
+        """Tell a line of the story, with its time."""
+        if self.tell is not None:
+            self.tell(f"{self.now - BEGIN:11.6f}  {text}")
 
     def note(self, *facts: object) -> None:
         """Add facts to the hash of the run."""
@@ -293,7 +289,8 @@ class Scheduler:
                 action = heapq.heappop(timers)[2]
                 if action is not None:
                     action()
-            if self.over or not (runnable or timers):
+            over = self.scenario is not None and not self.scenario.alive
+            if over or self.hangs or not (runnable or timers):
                 return None
             if not runnable:
                 self.now = timers[0][0]
@@ -309,9 +306,6 @@ class Scheduler:
                 continue
             self.now += _SWITCH
             self._since_timer += 1
-            if self._since_timer > _BUSY:
-                self._hang = Hang(f"{thread} and others run without waiting")
-                return None
             return thread
 
 

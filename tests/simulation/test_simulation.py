@@ -22,7 +22,7 @@ def test_the_schedules_hold() -> None:
 
 
 def test_the_fixed_seeds_find_nothing() -> None:
-    _simulate("--seeds", "1-24")  # among them each focus, and all kinds of faults but two
+    _simulate("--seeds", "1-24")  # among them each focus, and all kinds of faults but four
 
 
 def test_a_seed_gives_the_same_run_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import socket
 import sys
@@ -15,46 +16,44 @@ import pytest
 from tests.simulation import disk, network, threads
 from tests.simulation.scheduler import Process, begin, scheduler
 
-#: What happens to two connected sockets a and b; after each call a moment passes.
+
+def in_virtual_time(test: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(**arguments: Any) -> None:
+        begin("stand-ins")
+        network.begin()
+        disk.begin()
+        process = Process("test", 1, network.network.host("host"))
+        scheduler.start(functools.partial(test, **arguments), "test", process)
+        scheduler.run()
+        assert not process.crashed, process.crashed[0]
+
+    return run
+
+
+#: What is done with two connected sockets, a and b.
 STORIES = {
-    "a close is an end": "a close, b recv, b recv, b send 1, b send 2, b recv",
-    "a close with unread data is a reset, behind what was sent": (
-        "b send unread, a send sent, a close, b recv, b recv, b recv, b send 1, b getpeername, "
-        "b shutdown RDWR"
-    ),
-    "a send learns of a reset": "b send unread, a close, b send 1, b send 2, b recv, b recv",
-    "what was sent arrives after SHUT_RD": (
-        "a send early, b shutdown RD, b recv, b recv, a send late, b recv, b recv"
-    ),
-    "a half-close ends one direction": "a shutdown WR, b recv, b send more, a recv, a send 1",
-    "data for a socket that is shut resets it": (
-        "a shutdown RDWR, b recv, b send 1, a recv, b send 2, b recv, a send 3"
-    ),
-    "closed": "a close, a recv, a send 1, a getsockname, a shutdown RD",
+    "a close is an end": "a.close(); b.recv(9); b.recv(9); b.send(b'1'); b.send(b'2'); b.recv(9)",
+    "a close with unread data is a reset, behind what was sent": "b.send(b'unread'); a.send(b'sent'); "
+    "a.close(); b.recv(9); b.recv(9); b.recv(9); b.send(b'1'); b.getpeername(); b.shutdown(SHUT_RDWR)",
+    "a send learns of a reset": "b.send(b'u'); a.close(); b.send(b'1'); b.send(b'2'); b.recv(9); b.recv(9)",
+    "what was sent arrives after SHUT_RD": "a.send(b'early'); b.shutdown(SHUT_RD); b.recv(9); b.recv(9); "
+    "a.send(b'late'); b.recv(9); b.recv(9)",
+    "a half-close ends one way": "a.shutdown(SHUT_WR); b.recv(9); b.send(b'more'); a.recv(9); a.send(b'1')",
+    "data for a socket that is shut resets it": "a.shutdown(SHUT_RDWR); b.recv(9); b.send(b'1'); a.recv(9); "
+    "b.send(b'2'); b.recv(9); a.send(b'3')",
+    "closed": "a.close(); a.recv(9); a.send(b'1'); a.getsockname(); a.shutdown(SHUT_RD)",
 }
 
 
-def in_virtual_time(work: Callable[[], object]) -> None:
-    begin("stand-ins")
-    network.begin()
-    disk.begin()
-    process = Process("test", 1, network.network.host("host"))
-    scheduler.start(work, "test", process)
-    scheduler.run()
-    assert not process.crashed, process.crashed[0]
-
-
-def answers(story: str, ends: dict[str, Any], sleep: Callable[[float], object]) -> list[object]:
-    found = list[object]()
-    for step in story.split(", "):
-        end, call, *words = step.split()
-        arguments: list[object] = [100] if call == "recv" else []
-        if call == "send":
-            arguments = [words[0].encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL]
-        elif call == "shutdown":
-            arguments = [getattr(socket, f"SHUT_{words[0]}")]
+def answers(story: str, a: Any, b: Any, sleep: Callable[[float], object]) -> list[tuple[str, object]]:
+    """Do what a story says, with a moment after each step; return what came of each."""
+    found: list[tuple[str, object]] = []
+    a.setblocking(False)
+    b.setblocking(False)
+    for step in story.split("; "):
         try:
-            result = getattr(ends[end], call)(*arguments)
+            result = eval(step, vars(socket) | {"a": a, "b": b})
             found.append((step, result if isinstance(result, (bytes, int)) else "works"))
         except OSError as error:
             found.append((step, errno.errorcode[error.errno or 0]))
@@ -62,30 +61,20 @@ def answers(story: str, ends: dict[str, Any], sleep: Callable[[float], object]) 
     return found
 
 
+def in_the_kernel(story: str) -> list[tuple[str, object]]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    with one, other:
+        return answers(story, one, other, time.sleep)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the simulated sockets are Linux's")
 @pytest.mark.parametrize("story", STORIES.values(), ids=STORIES.keys())
+@in_virtual_time
 def test_simulated_sockets_are_as_the_kernels(story: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as real_listener:
-        real = socket.create_connection(real_listener.getsockname())
-        other_real, _ = real_listener.accept()
-    with real, other_real:
-        real.setblocking(False)
-        other_real.setblocking(False)
-        expected = answers(story, {"a": real, "b": other_real}, time.sleep)
-
-    def compare() -> None:
-        listener, one = network.Socket(), network.Socket()
-        listener.bind(("", 4150))
-        listener.listen()
-        one.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            one.connect(listener.getsockname())
-        threads.sleep(0.01)
-        other, _ = listener.accept()
-        other.setblocking(False)
-        assert answers(story, {"a": one, "b": other}, threads.sleep) == expected
-
-    in_virtual_time(compare)
+    one, other = network.socketpair()
+    assert answers(story, one, other, threads.sleep) == in_the_kernel(story)
 
 
 def create(name: str) -> disk.Open:
@@ -93,7 +82,8 @@ def create(name: str) -> disk.Open:
     return disk._opened(disk.os_open(f"/disk/host/{name}", os.O_CREAT | os.O_RDWR))
 
 
-def an_inode_number_is_used_again_once_nothing_has_the_file() -> None:
+@in_virtual_time
+def test_an_inode_number_is_used_again_once_nothing_has_the_file() -> None:
     one = create("one")
     number = one.fstat().st_ino
     disk.Path("/disk/host/one").unlink()
@@ -104,7 +94,8 @@ def an_inode_number_is_used_again_once_nothing_has_the_file() -> None:
     assert create("three").fstat().st_ino == number
 
 
-def what_an_fsync_could_not_write_counts_as_clean() -> None:
+@in_virtual_time
+def test_what_an_fsync_could_not_write_counts_as_clean() -> None:
     file, host = create("old name"), disk.disks["host"]
     file.pwrite(b"lost", 0)
     disk.rename("/disk/host/old name", "/disk/host/new name")
@@ -120,7 +111,8 @@ def what_an_fsync_could_not_write_counts_as_clean() -> None:
     assert bytes(host.names["new name"].content) == bytes(4) + b"kept"
 
 
-def a_full_disk_takes_what_fits() -> None:
+@in_virtual_time
+def test_a_full_disk_takes_what_fits() -> None:
     file = create("file")
     disk.disks["host"].capacity = 3
     assert file.pwrite(b"12345", 0) == 3
@@ -129,15 +121,3 @@ def a_full_disk_takes_what_fits() -> None:
     assert file.pwrite(b"abc", 0) == 3, "what is written over needs no space"
     assert file.pwrite(b"", 0) == 0
     assert file.fstat().st_size == 3, "a write of nothing changes nothing"
-
-
-@pytest.mark.parametrize(
-    "check",
-    [
-        an_inode_number_is_used_again_once_nothing_has_the_file,
-        what_an_fsync_could_not_write_counts_as_clean,
-        a_full_disk_takes_what_fits,
-    ],
-)
-def test_the_simulated_disk(check: Callable[[], None]) -> None:
-    in_virtual_time(check)

@@ -81,9 +81,7 @@ class SimpleQueue:
         self._waiters.wake(1)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        if not self._items and not (
-            block and scheduler.wait_until(lambda: self._items, timeout, self._waiters)
-        ):
+        if not (self._items or (block and scheduler.wait_until(self.qsize, timeout, self._waiters))):
             raise real_queue.Empty
         return self._items.popleft()
 
@@ -138,7 +136,7 @@ class ThreadPoolExecutor(concurrent.futures.Executor):
 
 def wall() -> float:
     current = scheduler.current
-    return EPOCH + scheduler.now + (current.process.clock_error if current else 0.0)
+    return EPOCH + scheduler.now + (current.process.host.clock_error if current else 0.0)
 
 
 def sleep(seconds: float) -> None:

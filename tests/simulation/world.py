@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.simulation import code, disk, network, threads
 from tests.simulation.disk import Disk, disks
-from tests.simulation.network import Host
+from tests.simulation.network import End, Host
 from tests.simulation.scheduler import Process, Thread, begin, scheduler
 
 #: The modules that take part, also those that the package imports late. Runs are forked after the import.
@@ -59,13 +59,11 @@ class World:
         self.chance = random.Random(f"world {seed}")
         self.daemons: list[Daemon] = []
         self.clients: list[Process] = []
-        #: What nsqds have dropped, by --max-channel-depth: TOPIC or TOPIC/CHANNEL, and the message's key.
-        self.dropped: set[tuple[str, bytes]] = set()
-        self.logged: list[str] = []  # what the client has logged as an error of its own
+        self.problems: list[str] = []  # what was seen to be wrong while the run went on
         self.processes: list[Process] = []
         self.here = self.process("scenario")
         logger = logging.getLogger("nsq")
-        logger.handlers = [_Collect(self.logged)]
+        logger.handlers = [_Log(self)]
         logger.propagate = False
         logger.setLevel(logging.WARNING)
 
@@ -75,7 +73,7 @@ class World:
         return process
 
     def client(self, name: str) -> Process:
-        self.clients.append(self.process(name))
+        self.clients.append(self.process(f"{name}{len(self.clients)}"))
         return self.clients[-1]
 
     def kill_process(self, process: Process) -> None:
@@ -92,26 +90,19 @@ class World:
     @functools.cached_property
     def conversations(self) -> list[Conversation]:
         """Return what clients and nsqds have said to each other."""
-        return [
-            Conversation(end.host.name, f"{host}:{port}", end.said, end.peer.said, end.closed_at)
-            for end in network.network.connections
-            for host, port in [end.peer_name]
-            if end.peer is not None and port == Nsqd.tcp_port
-        ]
+        ends = network.network.connections
+        return [Conversation(end) for end in ends if end.peer_name[1] == Nsqd.tcp_port]
 
     def run(self, scenario: Callable[[], object], *, preempt: bool = True) -> None:
         """Run the scenario on a thread, and all that it starts, until it returns."""
         if preempt:
             code.begin_preempting()
-
-        def run() -> None:
-            try:
-                scenario()
-            finally:
-                scheduler.over = True
-
-        scheduler.start(run, "scenario", self.here)
+        scheduler.scenario = scheduler.start(scenario, "scenario", self.here)
         scheduler.run()
+        if scheduler.hangs:
+            self.problems.append("HANG: threads run without waiting")
+        for process in self.processes:
+            self.problems += [f"CRASHED: {crash}" for crash in process.crashed]
 
     def until(self, condition: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
         """Wait until a condition holds; return whether it did in time. For the scenario's threads."""
@@ -123,15 +114,13 @@ class World:
         return True
 
 
-@dataclass
 class Conversation:
     """What a client and an nsqd sent over one connection, each piece with its time."""
 
-    client: str
-    address: str
-    said: list[tuple[float, bytes]]
-    answered: list[tuple[float, bytes]]
-    closed_at: float
+    def __init__(self, end: End) -> None:
+        self.client, (host, port) = end.host.name, end.peer_name
+        self.address, self.closed_at = f"{host}:{port}", end.closed_at
+        self.said, self.answered = end.said, end.peer.said if end.peer else []
 
     @functools.cached_property
     def commands(self) -> list[tuple[float, bytes, bytes]]:
@@ -186,16 +175,21 @@ _FRAME = struct.Struct(">iiqH16s")
 _COMMAND = re.compile(rb"(?:^|\n)(FIN|REQ|TOUCH|RDY|CLS)(?: ([^\n]{16}|[0-9]+))?(?=[ \n])")
 
 
-class _Collect(logging.Handler):
-    def __init__(self, lines: list[str]) -> None:
+class _Log(logging.Handler):
+    """Gets what clients log."""
+
+    def __init__(self, world: World) -> None:
         super().__init__()
-        self._lines = lines
+        self._world = world
 
     def emit(self, record: logging.LogRecord) -> None:
         text = self.format(record)  # with the traceback, if there is one
         scheduler.story(f"log {record.name}: {text}")
-        if record.levelno >= logging.ERROR or record.exc_info:
-            self._lines.append(text)
+        if "bug of ours" in text or ("Traceback" in text and "a handler that fails" not in text):
+            self._world.problems.append(f"LOGGED by a client: {text}")
+
+
+_BUGS = ("a bug", "panic in", "Traceback", "cannot start")  # what a daemon must never log
 
 
 class Daemon:
@@ -210,9 +204,8 @@ class Daemon:
         self.world, self.name, self.options = world, name, options
         world.daemons.append(self)
         self.host = network.network.host(name)
-        self.process: Process | None = None
+        self.process = Process(name, 0, self.host)  # the last one: each start begins another
         self.lines: list[str] = []  # what it has logged
-        self.errors: list[str] = []  # what asyncio has reported
         self.failure: str | None = None  # why it did not start, or ended
         self.running = self.stopping = self._drain = False
         self.stopped_cleanly: bool | None = None
@@ -228,8 +221,7 @@ class Daemon:
     def start(self) -> bool:
         """Start it and wait until it listens; return whether it does."""
         self.stopping, self.failure, self.stopped_cleanly = False, None, None
-        before, self.process = self.process, self.world.process(self.name, self.host)
-        self.process.clock_error = before.clock_error if before else 0.0
+        self.process = self.world.process(self.name, self.host)
         network.network.power_on(self.host)
         scheduler.story(f"{self.name} starts")
         self._thread = scheduler.start(self._run, "main", self.process)
@@ -239,7 +231,7 @@ class Daemon:
     def _run(self) -> None:
         loop = self._loop = asyncio.selector_events.BaseSelectorEventLoop(_Selector())
         loop.set_exception_handler(
-            lambda _, context: self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")
+            lambda _, context: self._log(f"a bug: {context.get('message')}: {context.get('exception')!r}")
         )
         scheduler.me().loop = loop
         try:
@@ -284,19 +276,15 @@ class Daemon:
     def kill(self) -> None:
         """End the process at once; what it wrote is in the kernel's hands."""
         self.running = False
-        if self.process is not None and self.process.alive:
+        if self.process.alive:
             self.world.kill_process(self.process)
 
     def _log(self, text: str) -> None:
         self.lines.append(text)
         scheduler.story(f"{self.name} logs: {text.rstrip()}")
-
-    def bugs(self) -> list[str]:
-        """Return what it logged or asyncio reported that must never happen."""
-        words = ("a bug", "panic in", "Traceback", "cannot start")
         # aiohttp sets the result of a future that its shutdown has cancelled.
-        found = [line for line in self.lines if any(each in line for each in words) and "_waiter" not in line]
-        return found + self.errors
+        if any(bug in text for bug in _BUGS) and "_waiter" not in text:
+            self.world.problems.append(f"LOGGED by {self.name}: {text}")
 
 
 class _Selector(selectors.PollSelector):
@@ -316,9 +304,14 @@ class Nsqd(Daemon):
         scheduler.story(f"{self.name} loses its power")
         network.network.power_off(self.host)
         self.disk.cut_power(None if holes else self.world.chance)
-        if self.process is not None and self.process.alive:
+        if self.process.alive:
             self.process.descriptors.clear()
             scheduler.kill(self.process)
+
+    def channels(self) -> dict[str, list[str]]:
+        """Return the names of its channels, by topic."""
+        topics = self._server._broker.topics if self.running else {}
+        return {name: sorted(topic.channels) for name, topic in topics.items()}
 
     def left(self) -> dict[str, tuple[int, int, int]] | None:
         """Return its waiting, in-flight and deferred messages by queue; None without an answer."""
@@ -328,11 +321,11 @@ class Nsqd(Daemon):
             found = {}
             for topic in self._server._broker.topics.values():
                 found[topic.name] = (topic.depth, 0, 0)
-                for channel in topic.channels.values():
-                    counts = (channel.depth, channel.in_flight_count, channel.deferred_count)
-                    found[f"{topic.name}/{channel.name}"] = counts
-            found = {name: counts for name, counts in found.items() if any(counts)}
-            answer.append({name: counts for name, counts in found.items() if not name.startswith("guest")})
+                for each in topic.channels.values():
+                    counts = (each.depth, each.in_flight_count, each.deferred_count)
+                    found[f"{topic.name}/{each.name}"] = counts
+            busy = {name: counts for name, counts in found.items() if any(counts)}
+            answer.append({name: busy[name] for name in busy if not name.startswith("guest")})
 
         if self.running:
             self._loop.call_soon_threadsafe(count)

@@ -55,22 +55,18 @@ def hunt_here(first: int, cpu: float, plan: Plan | None = None) -> tuple[run.Out
 
 def put_back(patch: Path, tree: Path, first: int, cpu: float) -> str:
     """Hunt one defect; return its row of the table."""
-    spent, seed = 0.0, first
-    while spent < cpu:
+    spent, seed, found = 0.0, first, ""
+    while spent < cpu and not found:
         apply(patch, tree)
-        try:
-            outcome, took = hunt(tree, seed, cpu - spent)
-        finally:
-            apply(patch, tree, "--reverse")
+        outcome, took = hunt(tree, seed, cpu - spent)
+        apply(patch, tree, "--reverse")
         last = outcome.plan.seed
         spent, seed = spent + took, last + 1
         # Judge by the plan that failed, too: a patch moves the statements at which its threads stand still.
-        if outcome.violations and not any(
-            hunt(tree, last, cpu, plan)[0].violations for plan in (outcome.plan, draw(last))
-        ):
-            violation = " ".join(outcome.violations[0].split())[:110]
-            return f"{patch.stem:36} found {spent:6.0f} {seed - first:6}  seed {last}: {violation}"
-    return f"{patch.stem:36} -     {spent:6.0f} {seed - first:6}"
+        plans = (outcome.plan, draw(last)) if outcome.violations else ()
+        if plans and not any(hunt(tree, last, cpu, plan)[0].violations for plan in plans):
+            found = f"found by {last}: {' '.join(outcome.violations[0].split())[:110]}"
+    return f"{patch.stem:36} {spent:6.0f} {seed - first:6}  {found}"
 
 
 def main() -> None:
@@ -83,17 +79,14 @@ def main() -> None:
     if options.here:
         sys.stdout.buffer.write(pickle.dumps(hunt_here(*pickle.load(sys.stdin.buffer))))
         return
-    patches = [HERE / f"{name}.patch" for name in options.names] or sorted(HERE.glob("*.patch"))
-    if missing := [patch.stem for patch in patches if not patch.exists()]:
-        parser.error(f"there is no defect {', '.join(missing)}; there are the files in {HERE}")
     first = random.SystemRandom().randrange(10**6) * 1000 if options.first is None else options.first
     with tempfile.TemporaryDirectory(prefix="nsq-defects-") as directory:
         tree = Path(directory) / "tree"
         for part in ("nsq", "tests/simulation"):
             shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
-        print(f"{'defect':36}        CPU s  seeds  violation", flush=True)
-        for patch in patches:
-            print(put_back(patch, tree, first, options.cpu), flush=True)
+        print(f"{'defect':36} {'CPU s':>6} {'seeds':>6}", flush=True)
+        for name in options.names or sorted(patch.stem for patch in HERE.glob("*.patch")):
+            print(put_back(HERE / f"{name}.patch", tree, first, options.cpu), flush=True)
 
 
 if __name__ == "__main__":
