@@ -19,6 +19,7 @@ from tests.simulation.world import Conversation, Delivery, Nsqd
 _GRACE = 0.5  # seconds that a call may take beyond its timeout, besides those for which threads stood still
 _FOUND_AGAIN = 6.0  # seconds after a fault until clients have found everything again
 _LISTED_AGAIN = 20.0  # the same if nsqds must first be listed again
+_MOMENT = 0.04  # seconds for which a thread may stand still before its answers leave noticeably later
 _EARLY = 0.002  # seconds by which a deferred message may be early: the wire counts milliseconds
 _SILENCE = 2.0  # seconds of standing still that may make one side take the other for dead
 #: Says that a call took too long, as threads stood still, that nsqds have not registered yet, or that a
@@ -198,7 +199,7 @@ class Auditor:
                 # An RDY may leave before the smaller one of another connection does.
                 since = min(since, at) if sum(asked) > max(budget, len(asked)) else math.inf
                 used = in_flight.total() - in_flight[number] + count
-                if grows and used > budget and not self._stood(at - 2, at + 1, client):
+                if grows and used > budget and self._stood(at - 2, at + 1, client) < _MOMENT:
                     yield f"RDY {count} of {client} at {at:.6f}: {used} may be in flight, not {budget}"
 
     def _windows_and_messages(self, client: str) -> list[tuple[float, int, int, int]]:
@@ -304,7 +305,7 @@ class Auditor:
             for each in self._conversations(client):
                 said = b"".join(piece for when, piece in each.said if when < at - 0.5)
                 open_ = each.closed_at > at and b"SUB " in said and b"CLS\n" not in said
-                if open_ and each.address == address and not self._stood(at - 1, at):
+                if open_ and each.address == address and self._stood(at - 1, at) < _MOMENT:
                     yield f"KEPT: {client} is connected to {address}, removed before {at:.6f}"
 
     def counters_agree(self) -> Iterator[str]:

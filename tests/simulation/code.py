@@ -110,7 +110,7 @@ class _Transform(ast.NodeTransformer):
             is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             if not (is_text or isinstance(statement, (*_SCOPES, ast.Global, ast.Nonlocal, ast.Pass))):
                 place = f"_marked[{len(self.sites)}]"
-                call = f"(_due() or {place}) and _statement(__name__, {len(self.sites)}, {place})"
+                call = f"({place} or _due()) and _statement(__name__, {len(self.sites)}, {place})"
                 self.sites.append((".".join(scope.name for scope in self._scopes), statement.lineno))
                 made = ast.parse(call).body[0]
                 for node in ast.walk(made):  # for tracebacks

@@ -35,7 +35,7 @@ class Faults:
     def __init__(self, load: Load) -> None:
         self.world, self.nsqds, self.lookupds, self.load = load.world, load.nsqds, load.lookupds, load
         self.mended = False
-        self._flapping: set[tuple[str, str]] = set()  # consumers, with the address of the nsqd
+        self._flapping: set[str] = set()  # consumers
         # For the auditor.
         self.spans: list[Span] = []
         self.lossy: list[float] = []  # when an nsqd was killed or lost power: its memory is lost
@@ -178,7 +178,7 @@ class Faults:
 
     def clock(self, fault: Fault, nsqd: Nsqd) -> None:
         self.clock_set.append(scheduler.now)
-        nsqd.host.clock_error += (fault.number % 3 - 1) * 10 * fault.lasts
+        nsqd.host.clock_error += (-3, -1, 1, 10)[fault.number % 4] * fault.lasts
 
     # The network.
 
@@ -207,6 +207,8 @@ class Faults:
         self._wait(fault)
         for link in links:
             link.mend()
+        if fault.kind == "slow":
+            threads.sleep(1.5)  # what is under way arrives
 
     slow = silence
 
@@ -229,18 +231,28 @@ class Faults:
         nsqd.disk.capacity = math.inf
 
     def fsync_fails(self, fault: Fault, nsqd: Nsqd) -> None:
-        left = [errno.EIO] * (1, 2, 10, 1000)[fault.number % 4]
-        self._fail(fault, nsqd, lambda operation, _: left.pop() if operation == "fsync" and left else 0)
+        """Have fsyncs fail, of all files or of queues."""
+        left, part = [errno.EIO] * (1, 2, 10, 1000)[fault.number % 4], ("", "queue.0")[fault.number % 3 > 0]
+        self._fail(
+            fault, nsqd, lambda what, name: left.pop() if what == "fsync" and left and part in name else 0
+        )
 
     def writes_fail(self, fault: Fault, nsqd: Nsqd) -> None:
         code, chance = (errno.EIO, errno.ENOSPC)[fault.number % 2], scheduler.chance.random
         self._fail(fault, nsqd, lambda operation, _: code if operation in CHANGES and chance() < 0.4 else 0)
 
     def _fail(self, fault: Fault, nsqd: Nsqd, hook: Callable[[str, str], int]) -> None:
-        nsqd.disk.hooks.append(hook)
+        failed = list[int]()
+
+        def fail(operation: str, name: str) -> int:
+            failed.append(hook(operation, name))
+            return failed[-1]
+
+        nsqd.disk.hooks.append(fail)
+        self.world.until(lambda: any(failed) or self.mended, 5.0)
         self._wait(fault)
         with suppress(ValueError):  # everything is mended
-            nsqd.disk.hooks.remove(hook)
+            nsqd.disk.hooks.remove(fail)
 
     # Clients.
 
@@ -254,27 +266,26 @@ class Faults:
         return working[fault.number % len(working)] if working else None
 
     def flap(self, fault: Fault, nsqd: Nsqd) -> None:
-        """Remove an nsqd from a consumer, add it again, and so on; at last it is away for a while."""
+        """Remove an nsqd from a consumer, add it again a while later, and so on."""
         client, chance = self._one_of(self.load.consumers, fault), self.load.chance
         if client is None or len(self.nsqds) == 1 or self.load.plan.found_by_lookup:
             return
-        consumer, flapped = client.made, (client.process.name, nsqd.tcp_address)
+        consumer, name = client.made, client.process.name
 
         def work() -> None:
             consumer.wait_until_connected(1.0)
-            for again in range(fault.number % 8, -1, -1):
+            for _ in range(1 + fault.number % 8):
                 consumer.remove_nsqd(nsqd.tcp_address)
-                threads.sleep(chance.choice((0.0, 0.001, 0.05)) if again else fault.lasts + 1)
-                if not again:
-                    self.load.removed.append((*flapped, scheduler.now))
+                threads.sleep(0.7)
+                self.load.removed.append((name, nsqd.tcp_address, scheduler.now))
                 consumer.add_nsqd(nsqd.tcp_address)
                 threads.sleep(5 * network.delay * chance.random())
 
-        if flapped not in self._flapping:
-            self._flapping.add(flapped)
+        if name not in self._flapping:  # it needs one of its nsqds
+            self._flapping.add(name)
             thread = scheduler.start(work, fault.kind, client.process)
             self.world.until(lambda: not thread.alive, math.inf)
-            self._flapping.discard(flapped)
+            self._flapping.discard(name)
 
     def late(self, _fault: Fault, _nsqd: Nsqd) -> None:
         self.load.begin_late()

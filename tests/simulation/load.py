@@ -200,7 +200,7 @@ class Load:
     def _publish_once(self, producer: Any, chance: random.Random, call: str, futures: list[Any]) -> None:
         topic = chance.choice([*self.plan.topics, *["late"] * self.plan.late])
         timeout = chance.choice((0.3, 2.0, 10.0))
-        count = chance.choice((2, 3, 10)) if call == "multi_publish" else 1
+        count = chance.choice((2, 3, 10, 40)) if call == "multi_publish" else 1
         defer = chance.uniform(0.02, self.plan.longest_defer) if call.startswith("defer") else 0.0
         keys = [f"{topic} {next(self.numbers)}".encode() for _ in range(count)]
         bodies = [key + b"|" + b"x" * chance.randint(0, self.plan.largest - 30) for key in keys]
@@ -408,11 +408,12 @@ class Load:
         self.ended("close", client.made, chance.choice(TIMEOUTS))
 
     def finish(self) -> None:
-        """Stop publishing, and wait for the publishing threads."""
+        """Stop publishing; wait for the publishing threads, and for what signal handlers have published."""
         self.over = True
         self.world.until(lambda: not any(client.stopping for client in self.consumers), 60.0)
         if not self.world.until(lambda: not any(user.alive for user in self._users), 120.0):
             self.world.problems.append(f"users hang: {[user for user in self._users if user.alive]}")
+        self.world.until(lambda: all(message.state != "pending" for message in self.sent.values()), 60.0)
 
     def close(self) -> None:
         """Close all producers and stop all consumers."""
@@ -456,7 +457,7 @@ class Load:
 
     def _peers(self, lookupd: Any, nsqd: Nsqd) -> list[Any]:
         """Return what an nsqlookupd knows of an nsqd, the latest last."""
-        peers = lookupd._server._registry._peers
+        peers = list(lookupd._server._registry._peers)  # they may change while we look
         return [peer for peer in peers if peer.node.startswith(nsqd.host.address + ":")]
 
     def unlisted(self) -> str:

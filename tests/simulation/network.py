@@ -368,17 +368,21 @@ class Poll:
             end = open_[number].end if number in open_ else None
             return POLLIN * end.readable | POLLOUT * end.writable if end else POLLNVAL
 
+        found: list[tuple[int, int]] = []
+
         def ready() -> list[tuple[int, int]]:
-            found = ((number, state(number) & (wanted | POLLNVAL)) for number, wanted in self._wanted.items())
-            return [each for each in found if each[1]]
+            seen = ((number, state(number) & (wanted | POLLNVAL)) for number, wanted in self._wanted.items())
+            found[:] = [each for each in seen if each[1]]
+            return found
 
         if milliseconds == 0 and not ready():
             scheduler.give_way()  # an event loop that is never idle lets other threads run too
+            ready()
         else:
             places = [open_[number].end.watchers for number in self._wanted if number in open_]
             seconds = None if milliseconds is None else milliseconds / 1000
             scheduler.wait_until(ready, seconds, *places)
-        return ready()
+        return found
 
 
 class Network:

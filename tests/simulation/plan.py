@@ -137,7 +137,7 @@ class Plan:
     producers: int = drawn(1, 1, 2, on_disk=(1, 2, 3))
     publishers: int = drawn(1, 2, 4)  # threads of each producer
     # Mean seconds between two publishes of a thread. A disk that fails for a second must meet some.
-    pause: float = drawn(0.02, 0.1, 0.3, on_disk=(0.03, 0.1, 0.2))
+    pause: float = drawn(0.01, 0.03, 0.1, on_disk=(0.02, 0.05, 0.1))
     burst: int = drawn(1, 1, 5, 20)  # how many publishes of a thread come without a pause, on the average
     calls: dict[str, float] = field(default_factory=dict)  # with their weights
     largest: int = drawn(50, 300, 1300, 1300)
@@ -149,7 +149,7 @@ class Plan:
     slow: float = drawn(0.0, 0.05, 0.3)  # share of the messages whose handler takes long
     slow_seconds: float = drawn(0.01, 0.3, 1.0)
     raced: float = drawn(0.0, 0.0, 0.1, 0.5)  # share of the messages that two threads answer at once
-    brief: int = drawn(0, 0, 5, 20, on_disk=(0,))  # how many clients live for a moment only
+    brief: int = drawn(0, 0, 30, on_disk=(0,))  # how many clients live for a moment only
     hung: float = drawn(0.0, 0.0, 0.02, 0.1)  # share of the messages whose handler hangs until the end
     pace: int = drawn(20, 60, 200, 600, 2000)  # statements between two preemptions, on the average
     lag_share: float = drawn(0.0, 0.002, 0.02, 0.1)  # of the preempted threads: they stand still
@@ -163,6 +163,7 @@ class Plan:
     rare: float = drawn(0.0, 0.003, 0.01, 0.03)
     first: int = drawn(2, 5, 30)
     parts: tuple[str, ...] = ()
+    narrow: bool = drawn(False, True)  # only in one module of these, and there ten times as often
 
     @property
     def calm(self) -> bool:
@@ -215,10 +216,11 @@ def _draw_faults(chance: random.Random, plan: Plan) -> None:
     chosen = [kind for kind in kinds if chance.random() < 0.4] or [chance.choice(kinds)]
     if not plan.found_by_lookup and "move" in chosen:
         chosen.remove("move")
-    number = max(1, int(plan.seconds * chance.choice((0.3, 0.7, 1.5))))
+    often = chance.choice((0.3, 1.0, 3.0))  # faults in a second: many are short
+    number = max(2, int(plan.seconds * often))
     for _ in range(number if chosen else 0):
         at = chance.uniform(0.1, plan.seconds)
-        lasts = chance.choice((0.02, 0.3, 1.0, 3.0, 7.0)) * chance.uniform(0.5, 1.5)
+        lasts = chance.choice((0.02, 0.3, 1.0, 3.0, 7.0)[: 5 - int(often)]) * chance.uniform(0.5, 1.5)
         fault = Fault(at, chance.choice(chosen), chance.randrange(1, 40), lasts)
         if fault.kind in OF_DISKS:
             fault.lasts = max(fault.lasts, 0.3)

@@ -78,6 +78,7 @@ def _hold(plan: Plan, fired: list[Hold]) -> None:
     named = {(hold.module, hold.site, hold.nth): hold.seconds for hold in plan.holds}
     last, seen = Counter[tuple[str, int]](), Counter[tuple[str, int]]()
     chance = random.Random(f"holds {plan.seed}")
+    rare = min(0.2, 10 * plan.rare) if plan.narrow else plan.rare
 
     def held(module: str, site: int) -> float:
         place = (module, site)
@@ -86,7 +87,7 @@ def _hold(plan: Plan, fired: list[Hold]) -> None:
         if nth >= last[place]:
             code.mark(module, site, on=False)
         seconds = named.get((module, site, nth), 0.0)
-        if plan.rare and chance.random() < plan.rare:
+        if chance.random() < rare:
             fired.append(Hold(module, site, nth, 1e-4 * 2e4 ** chance.random()))
             seconds += fired[-1].seconds
         return seconds
@@ -94,9 +95,12 @@ def _hold(plan: Plan, fired: list[Hold]) -> None:
     scheduler.held = held
     for module, site, nth in named:
         last[module, site] = max(last[module, site], nth)
-    for module, sites in code.sites().items():
-        if plan.rare and module.removeprefix("nsq.").startswith(plan.parts):
-            last.update({(module, site): plan.first for site in range(len(sites))})
+    sites = code.sites()
+    modules = (
+        [each for each in sites if each.removeprefix("nsq.").startswith(plan.parts)] if plan.rare else []
+    )
+    for module in [chance.choice(modules)] if plan.narrow and modules else modules:
+        last.update({(module, site): plan.first for site in range(len(sites[module]))})
     for module, site in last:
         code.mark(module, site)
 

@@ -253,6 +253,8 @@ class Scheduler:
             self.note("held", me.ident, seconds)
             self.story(f"{me} stands still for {seconds:.6f} s in {module}")
             self.stand_still(seconds)
+        elif marked and self.chance.random() * self.pace >= 1.0:
+            return  # no preemption is due
         elif self.chance.random() < self.lag_share:
             seconds = _SHORTEST_LAG * (self.lag_longest / _SHORTEST_LAG) ** self.chance.random()
             self.note("lag", me.ident, seconds)

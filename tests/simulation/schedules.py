@@ -9,6 +9,7 @@ module imports the package: import it after ``world.install``.
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -253,5 +254,6 @@ def perform(name: str, tell: Callable[[str], None] | None = None) -> list[str]:
         for producer in script.closed:
             producer.close()
 
-    world.run(scenario, preempt=False)
+    scheduler.pace = math.inf  # no thread is preempted
+    world.run(scenario)
     return world.problems

@@ -93,9 +93,9 @@ class World:
         ends = network.network.connections
         return [Conversation(end) for end in ends if end.peer_name[1] == Nsqd.tcp_port]
 
-    def run(self, scenario: Callable[[], object], *, preempt: bool = True) -> None:
+    def run(self, scenario: Callable[[], object]) -> None:
         """Run the scenario on a thread, and all that it starts, until it returns."""
-        if preempt:
+        if scheduler.pace < math.inf:
             code.begin_preempting()
         scheduler.scenario = scheduler.start(scenario, "scenario", self.here)
         scheduler.run()
