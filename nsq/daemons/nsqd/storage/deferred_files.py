@@ -379,7 +379,7 @@ class DeferredFiles:
         except OSError as error:
             raise self._not_in_queue(left, error) from error
         finally:
-            for file in [*self._in_memory, *self._dirty, *files]:
+            for file in [*unread, *self._in_memory, *self._dirty, *files]:
                 file.close()
         self._joining = files
         if not files:

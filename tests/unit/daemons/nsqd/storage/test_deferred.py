@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import random
 import shutil
 import threading
@@ -750,6 +751,20 @@ def test_a_stop_on_a_full_disk_says_what_is_lost_and_loses_no_more(tmp_path: Pat
     node.disk.close()
     after = later(node, tmp_path)
     assert len(after.run(2 * DAY)) == 102 - (0 if durable else in_memory)
+
+
+def test_a_stop_on_a_full_disk_leaves_no_file_open(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a", durable=True)
+    node.add(1.0, 5000.0)
+    node.run(1.5)
+    node.sync()  # notes that one has left
+    after_kill = later(node, node.copy(tmp_path / "b"))
+    after_kill.sync()
+    opened = len(os.listdir("/dev/fd"))
+    with room_for(0), pytest.raises(StorageFailed):
+        after_kill.deferred.persist()
+    assert len(os.listdir("/dev/fd")) == opened
 
 
 @MODES
