@@ -66,7 +66,7 @@ _THEN = dict.fromkeys(OF_DISKS, ("restart", "cut", "cut_at", "kill", "writes_fai
     ("kill_at", "cut_at", "writes_fail", "fsync_fails"),
 )
 _NSQD_OPTIONS: dict[str, Sequence[Any]] = {
-    "msg_timeout": (2.0, 10.0, 60.0),
+    "msg_timeout": (2.0, 2.0, 10.0, 60.0),
     "max_bytes_per_file": (1500, 4000, 20_000, 10**8),
     "max_msg_size": (1400,),
     "sync_every": (1, 10, 2500),
@@ -83,7 +83,7 @@ _CLIENT_OPTIONS: dict[str, Sequence[Any]] = {
     "lookupd_poll_interval": (0.5, 3.0),
     "lookupd_poll_timeout": (1.0,),
     "retry_uncertain": (False, False, False, True),
-    "coalesce": (False, True, True),
+    "coalesce": (False, True),
 }
 _CALLS = ("publish", "multi_publish", "publish_async", "defer", "defer_async", "http")
 
@@ -138,7 +138,7 @@ class Plan:
     publishers: int = drawn(1, 2, 4)  # threads of each producer
     # Mean seconds between two publishes of a thread. A disk that fails for a second must meet some.
     pause: float = drawn(0.01, 0.03, 0.1, on_disk=(0.02, 0.05, 0.1))
-    burst: int = drawn(1, 1, 5, 20)  # how many publishes of a thread come without a pause, on the average
+    burst: int = drawn(1, 5, 20)  # how many publishes of a thread come without a pause, on the average
     calls: dict[str, float] = field(default_factory=dict)  # with their weights
     largest: int = drawn(50, 300, 1300, 1300)
     longest_defer: float = drawn(0.5, 4.0, 15.0)
@@ -150,7 +150,7 @@ class Plan:
     slow_seconds: float = drawn(0.01, 0.3, 1.0)
     raced: float = drawn(0.0, 0.0, 0.1, 0.5)  # share of the messages that two threads answer at once
     brief: int = drawn(0, 0, 30, on_disk=(0,))  # how many clients live for a moment only
-    hung: float = drawn(0.0, 0.0, 0.02, 0.1)  # share of the messages whose handler hangs until the end
+    hung: float = drawn(0.0, 0.02, 0.1)  # share of the messages whose handler hangs until the end
     pace: int = drawn(20, 60, 200, 600, 2000)  # statements between two preemptions, on the average
     lag_share: float = drawn(0.0, 0.002, 0.02, 0.1)  # of the preempted threads: they stand still
     lag_longest: float = drawn(0.001, 0.05, 0.5)
