@@ -63,7 +63,7 @@ format: .venv/installed-dev ## put the code into ruff's format
 coverage: .venv/installed-spark ## the branches that the unit tests take, file by file
 	@$(python) -m coverage erase
 	@$(python) -m coverage run -m pytest -q -m 'not daemons' tests/unit tests/behaviour $(ARGS)
-	@$(python) -m coverage run --concurrency=greenlet -m tests.simulation --seeds 1-24
+	@$(python) -m coverage run --concurrency=greenlet -m tests.simulation --seeds 1210-1221
 	@$(python) -m coverage combine -q
 	@$(python) -m coverage report
 

@@ -22,10 +22,12 @@ def test_the_schedules_hold() -> None:
 
 
 def test_the_fixed_seeds_find_nothing() -> None:
-    _simulate("--seeds", "1-24")  # among them each focus, and all kinds of faults but four
+    _simulate("--seeds", "1210-1221")  # among them each focus, and all kinds of faults but one
 
 
 def test_a_seed_gives_the_same_run_again() -> None:
-    hashes = {_simulate("--seeds", "5-8", PYTHONHASHSEED=each).partition("hash ")[2] for each in ("1", "2")}
+    hashes = {
+        _simulate("--seeds", "1210-1212", PYTHONHASHSEED=each).partition("hash ")[2] for each in ("1", "2")
+    }
     assert len(hashes) == 1
     assert "" not in hashes
