@@ -483,7 +483,8 @@ class Consumer:
 def _partitioned_dialect(engine: Engine, options: Mapping[str, Any]) -> Dialect:
     from nsq.partitioned.ordered import dialect_for
 
-    return dialect_for(engine, options)
+    dialect: Dialect = dialect_for(engine, options)  # ``Any`` to mypy where nsq.partitioned is not there
+    return dialect
 
 
 def _not_a_function(consumer: Consumer) -> str:
