@@ -12,6 +12,7 @@ import json
 import logging
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import nsq
@@ -41,10 +42,12 @@ class Subscriber:
         if first and number % 97 == 1:
             raise Refused(f"message {number} is refused once")
         if first and number % 101 == 2:
-            message.requeue(0.2, backoff=False)
+            with suppress(nsq.AlreadyResponded):  # its connection is lost: it comes again all the same
+                message.requeue(0.2, backoff=False)
             return
         if first and number % 503 == 4:
-            message.touch()
+            with suppress(nsq.AlreadyResponded):
+                message.touch()
         if first and number % 2003 == 3:
             time.sleep(self.late_by)  # a delivery that comes here meanwhile is finished with this one
         nsqd = self.numbers[message.nsqd_address]
