@@ -109,13 +109,13 @@ class _Transform(ast.NodeTransformer):
         for statement in block:
             is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
             if not (is_text or isinstance(statement, (*_SCOPES, ast.Global, ast.Nonlocal, ast.Pass))):
-                place = f"_marked[{len(self.sites)}]"
-                call = f"({place} or _due()) and _statement(__name__, {len(self.sites)}, {place})"
+                site = len(self.sites)
+                calls = f"_due() and _preempt()\n_marked[{site}] and _hold(__name__, {site})"
                 self.sites.append((".".join(scope.name for scope in self._scopes), statement.lineno))
-                made = ast.parse(call).body[0]
-                for node in ast.walk(made):  # for tracebacks
-                    ast.copy_location(node, statement)
-                yield made
+                for made in ast.parse(calls).body:
+                    for node in ast.walk(made):  # for tracebacks
+                        ast.copy_location(node, statement)
+                    yield made
             yield statement
 
 
@@ -166,7 +166,13 @@ def install(stand_ins: dict[str, Any]) -> None:
         return stand_ins[name] if name in stand_ins else builtins.__import__(name, *arguments, **options)
 
     _Loader.builtins = vars(builtins) | {"__import__": import_, "open": stand_ins["os"].open_file}
-    _Loader.builtins |= {"set": Set, "frozenset": Set, "_due": lambda: 0, "_statement": scheduler.statement}
+    _Loader.builtins |= {
+        "set": Set,
+        "frozenset": Set,
+        "_due": lambda: 0,
+        "_preempt": scheduler.preempt,
+        "_hold": scheduler.hold,
+    }
     # Compiled modules of the package must not be taken for those of programs, nor of another transform.
     version = blake2b(Path(__file__).read_bytes(), digest_size=12).hexdigest()
     sys.pycache_prefix = f"{tempfile.gettempdir()}/nsq-simulation-code/{version}"

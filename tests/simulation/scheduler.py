@@ -244,23 +244,29 @@ class Scheduler:
         gaps = ((0,) * int(self.chance.expovariate(1 / self.pace)) + (1,) for _ in itertools.count())
         return itertools.chain.from_iterable(gaps)
 
-    def statement(self, module: str, site: int, marked: bool) -> None:
-        """Called before a statement of the package, when a preemption is due or the statement is marked."""
-        me = self.current
-        if me is None or getcurrent() is not me.stack:
-            return  # importing, or inside of a timer's action
-        if marked and (seconds := self.held(module, site)):
-            self.note("held", me.ident, seconds)
-            self.story(f"{me} stands still for {seconds:.6f} s in {module}")
-            self.stand_still(seconds)
-        elif marked and self.chance.random() * self.pace >= 1.0:
-            return  # no preemption is due
-        elif self.chance.random() < self.lag_share:
+    def preempt(self) -> None:
+        """Called before a statement of the package, when a preemption is due."""
+        if not self._in_thread():
+            return
+        me = self.me()
+        if self.chance.random() < self.lag_share:
             seconds = _SHORTEST_LAG * (self.lag_longest / _SHORTEST_LAG) ** self.chance.random()
             self.note("lag", me.ident, seconds)
             self.stand_still(seconds)
         else:
             self.give_way()
+
+    def hold(self, module: str, site: int) -> None:
+        """Called before a marked statement of the package."""
+        if self._in_thread() and (seconds := self.held(module, site)):
+            me = self.me()
+            self.note("held", me.ident, seconds)
+            self.story(f"{me} stands still for {seconds:.6f} s in {module}")
+            self.stand_still(seconds)
+
+    def _in_thread(self) -> bool:
+        """Whether a thread runs: no import, and no timer's action."""
+        return self.current is not None and getcurrent() is self.current.stack
 
     # Switching.
 

@@ -10,8 +10,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
+#: Runs a seed in which threads stand still, and the plan that it leaves, which says where they did.
+AGAIN = """
+from tests.simulation import run, world
+from tests.simulation.plan import draw
+world.install()
+first = run.in_child(draw(10))
+assert first.plan.holds and run.in_child(first.plan).trace == first.trace
+"""
+
+
 def _simulate(*arguments: str, **environment: str) -> str:
-    command, variables = [sys.executable, "-m", "tests.simulation", *arguments], os.environ | environment
+    return _python("-m", "tests.simulation", *arguments, **environment)
+
+
+def _python(*arguments: str, **environment: str) -> str:
+    command, variables = [sys.executable, *arguments], os.environ | environment
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -31,3 +45,7 @@ def test_a_seed_gives_the_same_run_again() -> None:
     }
     assert len(hashes) == 1
     assert "" not in hashes
+
+
+def test_the_plan_that_a_run_leaves_is_the_same_run() -> None:
+    _python("-c", AGAIN)
