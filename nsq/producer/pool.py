@@ -139,6 +139,7 @@ class Pool:
         if _thread.get_ident() in self.nsqds.threads:
             self.refuse_our_thread("publish")
 
+        # ``where`` and ``routing`` belong together: the pool may have another routing by now.
         def made(endpoint: PublishingEndpoint | None = None) -> Publish:
             publish = Publish(topic, body)
             publish.destination, publish.rules, publish.endpoint = where, routing.rules, endpoint

@@ -25,7 +25,7 @@ _SILENCE = 2.0  # seconds of standing still that may make one side take the othe
 #: Says that a call took too long, as threads stood still, that nsqds have not registered yet, or that a
 #: producer was closed meanwhile.
 _OVERDUE = re.compile("in time|did not answer within|lists none|discovered yet|producer (is|was) closed")
-#: Faults that neither end a connection nor keep what comes over it from nsqd's disk.
+#: Faults that end no connection, and leave nsqd's disk alone.
 _UNNOTICED = ("guests", "late", "empty", "clock", "lookupd", "unlisted")
 #: Faults that keep no message from a consumer that stays connected.
 _FLOWING = (*_UNNOTICED, *OF_DISKS)
@@ -37,7 +37,7 @@ _NOT_OF_DISKS = [kind for kind in FOCUSES["all"].split() if kind not in OF_DISKS
 
 
 def judge(plan: Plan, load: Load, faults: Faults) -> list[str]:
-    """Return what was seen while the run went on, and the first violation of each check."""
+    """Return what went wrong during the run, and the first violation of each check."""
     auditor = Auditor(plan, load, faults)
     checks = [getattr(auditor, name) for name in vars(Auditor) if not name.startswith("_")]
     return load.world.problems + [violation for check in checks for violation in itertools.islice(check(), 1)]

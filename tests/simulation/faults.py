@@ -208,7 +208,7 @@ class Faults:
         for link in links:
             link.mend()
         if fault.kind == "slow":
-            threads.sleep(1.5)  # what is under way arrives
+            threads.sleep(1.5)  # until what was sent slowly has arrived
 
     slow = silence
 
@@ -348,7 +348,7 @@ class Faults:
                 self.load.guests[guest] = (number % 3 == 0, scheduler.now)
 
     def empty(self, fault: Fault, nsqd: Nsqd) -> None:
-        """Empty a channel: it may lose what was published before."""
+        """Empty a channel: messages that were published before may be lost."""
         topic, channels = list(self.load.plan.topics.items())[fault.number % len(self.load.plan.topics)]
         channel = channels[fault.number % len(channels)]
         self.load.emptied[f"{topic}/{channel}"] = math.inf

@@ -59,7 +59,7 @@ class World:
         self.chance = random.Random(f"world {seed}")
         self.daemons: list[Daemon] = []
         self.clients: list[Process] = []
-        self.problems: list[str] = []  # what was seen to be wrong while the run went on
+        self.problems: list[str] = []  # what went wrong during the run
         self.processes: list[Process] = []
         self.here = self.process("scenario")
         logger = logging.getLogger("nsq")
